@@ -1,0 +1,2 @@
+//! Load generator, benchmark rig, checkers and report.
+fn main() {}

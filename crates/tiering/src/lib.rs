@@ -1,0 +1,1 @@
+//! The pure rules of tiering: window, boundary, coverage, routes, pending set, admission.

@@ -1,0 +1,1 @@
+//! MongoDB wire protocol: framing, messages, compression, command view, SCRAM.

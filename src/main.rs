@@ -1,0 +1,2 @@
+//! The `halocline` command line.
+fn main() {}
