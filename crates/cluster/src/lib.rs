@@ -1,1 +1,24 @@
-//! One replica set as the daemon sees it: topology, pools, moves, change feed.
+//! One replica set as the daemon sees it: topology, connection pools, move transactions, change
+//! feed, lease and lanes. What the tiers mean to each other is decided elsewhere.
+//!
+//! The `mongodb` driver is the control plane: its monitors say which server is primary, its client
+//! does DDL and scans. Client requests never pass through it; they go as raw BSON over the
+//! connections pooled here.
+
+mod cluster;
+mod error;
+mod handshake;
+mod message;
+mod options;
+mod pool;
+mod reply;
+mod socket;
+mod topology;
+
+pub use cluster::{Cluster, Facts};
+pub use error::{ClusterError, NetworkError, Phase, ServerError};
+pub use mongodb::options::ServerAddress;
+pub use options::{ClusterOptions, Credentials, PoolOptions, Tier, TlsOptions};
+pub use pool::{Conn, Pool, PoolStats};
+pub use reply::Reply;
+pub use topology::{Server, ServerKind, Topology};
