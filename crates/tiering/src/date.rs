@@ -56,6 +56,9 @@ impl DateField {
         if path.split('.').any(|part| part.starts_with('$')) {
             return Err(refuse("no part of a path may begin with \"$\""));
         }
+        if path.split('.').any(|part| part.bytes().all(|byte| byte.is_ascii_digit())) {
+            return Err(refuse("a number in a path may mean a place in an array"));
+        }
         let path = CString::try_from(path.to_owned())
             .map_err(|_| refuse("a path contains no NUL character"))?;
         Ok(Self { path, kind })
@@ -229,7 +232,7 @@ mod tests {
     #[test]
     fn paths_are_checked() {
         assert!(DateField::new("meta.created", DateKind::Date).is_ok());
-        for bad in ["", ".", "a.", "a..b", "$a", "a.$b", "a\0b"] {
+        for bad in ["", ".", "a.", "a..b", "$a", "a.$b", "a.0", "a\0b"] {
             assert!(DateField::new(bad, DateKind::Date).is_err(), "{bad:?}");
         }
     }

@@ -4,3 +4,4 @@ pub mod date;
 pub mod key;
 pub mod namespace;
 mod number;
+pub mod window;
