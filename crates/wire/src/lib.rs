@@ -11,6 +11,7 @@ mod message;
 pub mod patch;
 mod query;
 mod scan;
+pub mod scram;
 
 pub use command::{Command, Documents, RawField, RawFields};
 pub use compression::{Compressor, compress, may_compress};

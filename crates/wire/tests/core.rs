@@ -1,4 +1,5 @@
 //! The everyday path: what drivers send and servers answer, through the public API.
+#![allow(clippy::unwrap_used)]
 
 use bson::raw::{RawDocument, RawDocumentBuf};
 use bson::{Timestamp, rawdoc};
