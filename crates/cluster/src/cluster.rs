@@ -2,7 +2,8 @@
 //! topology, and what every pool needs to open connections. The connections themselves belong to
 //! the pools, one a thread.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
@@ -29,6 +30,16 @@ pub struct Cluster {
     topology: Arc<TopologyKeeper>,
     dialer: Dialer,
     runtime: Handle,
+    set_name: OnceLock<String>,
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("tier", &self.tier)
+            .field("set_name", &self.set_name)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What a replica set is and can do.
@@ -78,14 +89,22 @@ impl Cluster {
             client,
             topology,
             runtime: Handle::current(),
+            set_name: OnceLock::new(),
         });
         cluster.wait_primary().await?;
+        let set_name = cluster.topology.current().set_name.clone();
+        let _ = cluster.set_name.set(set_name.unwrap_or_default());
         Ok(cluster)
     }
 
     /// Which tier this is.
     pub fn tier(&self) -> Tier {
         self.tier
+    }
+
+    /// The replica set's name.
+    pub fn set_name(&self) -> &str {
+        self.set_name.get().map_or("", String::as_str)
     }
 
     /// The driver's client: for DDL, scans and administration, never for client requests.

@@ -173,7 +173,7 @@ impl ClusterError {
     }
 
     /// Trying again (on another connection, or after a pause) can succeed.
-    pub fn is_transient(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
             ClusterError::Network(_)
             | ClusterError::CheckoutTimeout { .. }
@@ -204,6 +204,11 @@ impl ClusterError {
     /// See [`ServerError::is_collection_uuid_mismatch`].
     pub fn is_collection_uuid_mismatch(&self) -> bool {
         self.server().is_some_and(ServerError::is_collection_uuid_mismatch)
+    }
+
+    /// See [`ServerError::is_transient_transaction`].
+    pub fn is_transient_transaction(&self) -> bool {
+        self.server().is_some_and(ServerError::is_transient_transaction)
     }
 
     /// See [`ServerError::is_history_lost`].
@@ -275,7 +280,9 @@ const EXCEEDED_TIME_LIMIT: i32 = 262;
 const CHANGE_STREAM_FATAL_ERROR: i32 = 280;
 const CHANGE_STREAM_HISTORY_LOST: i32 = 286;
 const COLLECTION_UUID_MISMATCH: i32 = 361;
-const OPLOG_TOO_OLD: i32 = 136; // CappedPositionLost
+const CAPPED_POSITION_LOST: i32 = 136;
+const OPLOG_QUERY_MIN_TS_MISSING: i32 = 326;
+const INTERRUPTED: i32 = 11601;
 const SOCKET_EXCEPTION: i32 = 9001;
 const LEGACY_NOT_PRIMARY: i32 = 10058;
 const NOT_WRITABLE_PRIMARY: i32 = 10107;
@@ -300,7 +307,7 @@ pub struct ServerError {
     pub labels: Vec<String>,
     /// The document that held the error, with whatever detail the server put beside it
     /// (`keyPattern`, `keyValue`, ...).
-    pub detail: RawDocumentBuf,
+    pub document: RawDocumentBuf,
 }
 
 impl fmt::Display for ServerError {
@@ -321,7 +328,7 @@ impl ServerError {
             code_name: String::new(),
             message: String::new(),
             labels: Vec::new(),
-            detail: document.to_owned(),
+            document: document.to_owned(),
         };
         for element in document.iter() {
             // A server cannot be trusted to be well-formed just because it failed: keep what can
@@ -402,7 +409,10 @@ impl ServerError {
 
     /// The oplog no longer reaches back to where the change stream was to begin.
     pub fn is_history_lost(&self) -> bool {
-        matches!(self.code, CHANGE_STREAM_HISTORY_LOST | OPLOG_TOO_OLD)
+        matches!(
+            self.code,
+            CHANGE_STREAM_HISTORY_LOST | CAPPED_POSITION_LOST | OPLOG_QUERY_MIN_TS_MISSING
+        )
     }
 
     /// The resume token cannot be used, now or later.
@@ -470,6 +480,11 @@ impl ServerError {
         matches!(self.code, HOST_UNREACHABLE | HOST_NOT_FOUND | NETWORK_TIMEOUT | SOCKET_EXCEPTION)
     }
 
+    /// The operation was killed.
+    pub fn is_interrupted(&self) -> bool {
+        self.code == INTERRUPTED
+    }
+
     /// Whether the operation may have been executed although this error was the answer: the
     /// server was interrupted between executing and acknowledging.
     pub fn outcome_unknown(&self) -> bool {
@@ -478,6 +493,7 @@ impl ServerError {
             || self.is_time_limit()
             || self.is_write_concern_failed()
             || self.is_unknown_commit()
+            || self.is_interrupted()
     }
 
     /// The same request may succeed when sent again to whichever server is primary then.

@@ -4,8 +4,9 @@
 use std::io;
 use std::time::Duration;
 
-use bson::raw::RawDocument;
+use bson::raw::{RawDocument, cstr};
 use bson::rawdoc;
+use halocline_wire::{MsgFlags, encode_msg};
 use mongodb::options::ServerAddress;
 use rustls_pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
@@ -13,7 +14,6 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::error::{ClusterError, NetworkError, Phase};
-use crate::message::encode_command;
 use crate::options::{APPLICATION_NAME, Login, Tier};
 use crate::reply::Reply;
 use crate::socket::{Socket, Stream};
@@ -163,7 +163,10 @@ pub(crate) async fn run(
 ) -> Result<Reply, ClusterError> {
     let id = socket.next_request_id();
     let mut message = std::mem::take(&mut socket.outbound);
-    encode_command(id, db, body, sequences, &mut message);
+    let mut body = body.to_owned();
+    body.append(cstr!("$db"), db);
+    message.clear();
+    encode_msg(id, 0, MsgFlags::default(), &body, sequences, &mut message);
     let answer = socket.exchange(&message).await;
     // One large insert must not pin its memory to the connection.
     if message.capacity() <= KEPT_OUTBOUND_BYTES {

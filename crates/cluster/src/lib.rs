@@ -7,11 +7,13 @@
 
 mod cluster;
 mod error;
+pub mod feed;
 mod handshake;
-mod message;
+pub mod moves;
 mod options;
 mod pool;
 mod reply;
+mod session;
 mod socket;
 mod topology;
 
@@ -20,5 +22,5 @@ pub use error::{ClusterError, NetworkError, Phase, ServerError};
 pub use mongodb::options::ServerAddress;
 pub use options::{ClusterOptions, Credentials, PoolOptions, Tier, TlsOptions};
 pub use pool::{Conn, Pool, PoolStats};
-pub use reply::Reply;
+pub use reply::{Reply, WriteError};
 pub use topology::{Server, ServerKind, Topology};

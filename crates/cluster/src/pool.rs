@@ -6,14 +6,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bson::raw::RawDocument;
 use bytes::Bytes;
+use futures_util::future::LocalBoxFuture;
 use mongodb::options::ServerAddress;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::cluster::Cluster;
 use crate::error::{ClusterError, Phase};
@@ -44,6 +46,29 @@ struct Inner {
     /// Seconds, more or less, since the pool was made: measures idleness without reading a clock.
     tick: Rc<Cell<u32>>,
     figures: Rc<Figures>,
+    tasks: Tasks,
+}
+
+/// Starts tasks of the pool. Goes through a channel, because the wish to start one can come up in
+/// a `drop`, where there may be no `LocalSet` (any more) to spawn on.
+#[derive(Clone)]
+struct Tasks(mpsc::UnboundedSender<LocalBoxFuture<'static, ()>>);
+
+impl Tasks {
+    fn start() -> Self {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        tokio::task::spawn_local(async move {
+            while let Some(task) = receiver.recv().await {
+                tokio::task::spawn_local(task);
+            }
+        });
+        Tasks(sender)
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        // Fails only when the thread's tasks are gone, and then so is whoever would profit.
+        let _ = self.0.send(Box::pin(task));
+    }
 }
 
 /// Counts at one moment.
@@ -70,6 +95,7 @@ impl Pool {
             servers: RefCell::default(),
             closed: Cell::new(false),
             tick: Rc::default(),
+            tasks: Tasks::start(),
         });
         inner.follow_topology();
         tokio::task::spawn_local(maintain(Rc::downgrade(&inner)));
@@ -132,6 +158,49 @@ impl Pool {
     /// a check made at once shows that it is primary after all, callers of [`Self::primary`] wait.
     pub fn note_not_primary(&self, address: &ServerAddress) {
         self.inner.cluster.note_not_primary(address);
+    }
+
+    /// Runs a command of the daemon's own on the primary, again if the connection broke or the
+    /// primary changed, until the server selection timeout. Only for commands that may be executed
+    /// twice.
+    pub async fn run_idempotent(
+        &self,
+        db: &str,
+        body: &RawDocument,
+    ) -> Result<Reply, ClusterError> {
+        let deadline = Instant::now() + self.inner.cluster.server_selection_timeout();
+        loop {
+            let error = match self.run_once(db, body).await {
+                Ok(reply) => return Ok(reply),
+                Err(error) => error,
+            };
+            let again = error.is_network() || error.is_not_primary();
+            if !again || Instant::now() >= deadline {
+                return Err(error);
+            }
+            tracing::debug!(tier = self.tier().label(), %error, "running a command again");
+            // The topology says when there is something to run it on; this is against a server
+            // that accepts connections only to close them.
+            tokio::time::sleep(REDIAL_PAUSE).await;
+        }
+    }
+
+    /// Runs a command of the daemon's own on the primary, and reports a primary that denies being
+    /// one.
+    pub async fn run_once(&self, db: &str, body: &RawDocument) -> Result<Reply, ClusterError> {
+        let mut conn = self.primary().await?;
+        let result = conn.run(db, body).await;
+        if let Err(error) = &result
+            && error.is_not_primary()
+        {
+            self.note_not_primary(conn.address());
+        }
+        result
+    }
+
+    /// Runs something on this thread after the caller is gone.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.inner.tasks.spawn(task);
     }
 
     /// What the pool holds now.
@@ -309,6 +378,7 @@ struct Server {
     cluster: Arc<Cluster>,
     address: ServerAddress,
     tick: Rc<Cell<u32>>,
+    tasks: Tasks,
     /// Free connections, the one used last on top, so that surplus ones fall idle.
     #[allow(clippy::vec_box, reason = "the box moves on into the connection handed out")]
     idle: RefCell<Vec<Box<Pooled>>>,
@@ -337,6 +407,7 @@ impl Server {
             cluster: pool.cluster.clone(),
             address,
             tick: pool.tick.clone(),
+            tasks: pool.tasks.clone(),
             idle: RefCell::default(),
             open: Cell::new(0),
             opening: Cell::new(0),
@@ -408,7 +479,7 @@ impl Server {
         {
             let Some(server) = self.this.upgrade() else { return };
             let opening = Opening::begin(server);
-            tokio::task::spawn_local(opening.run());
+            self.tasks.spawn(opening.run());
         }
     }
 
@@ -541,6 +612,12 @@ impl Drop for Opening {
     }
 }
 
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("tier", &self.tier()).field("stats", &self.stats()).finish()
+    }
+}
+
 /// A connection handed out. Dropped with no answer due it goes back to the pool; dropped in the
 /// middle of an exchange it is closed, and with it whatever the server would still have sent.
 pub struct Conn {
@@ -605,6 +682,12 @@ impl Conn {
             Some(pooled) => Ok(&mut pooled.socket),
             None => Err(ClusterError::Closed { tier: self.server.cluster.tier() }),
         }
+    }
+}
+
+impl fmt::Debug for Conn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Conn").field("address", self.address()).finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,7 @@ use bson::Timestamp;
 use bson::raw::{RawBsonRef, RawDocument, RawDocumentBuf};
 use bytes::Bytes;
 
-use crate::error::ServerError;
+use crate::error::{ClusterError, ServerError};
 
 /// Header, flags and the kind byte of the first section: where the body of a reply begins.
 const BODY_AT: usize = 16 + 4 + 1;
@@ -78,8 +78,8 @@ impl Reply {
         ServerError::from_document(self.body())
     }
 
-    /// The `writeErrors`, each with the index of its statement.
-    pub fn write_errors(&self) -> Vec<(usize, ServerError)> {
+    /// The `writeErrors`, in the order the server gave them.
+    pub fn write_errors(&self) -> Vec<WriteError> {
         let Some(RawBsonRef::Array(errors)) = self.get("writeErrors") else { return Vec::new() };
         errors
             .into_iter()
@@ -87,9 +87,20 @@ impl Reply {
             .filter_map(|error| {
                 let error = error.as_document()?;
                 let index = number(error.get("index").ok()??)?;
-                Some((usize::try_from(index).ok()?, ServerError::from_document(error)))
+                let index = usize::try_from(index).ok()?;
+                Some(WriteError { index, error: ServerError::from_document(error) })
             })
             .collect()
+    }
+
+    /// Makes an error of a write command's reply in which a statement failed or the write concern
+    /// was not reached.
+    pub fn require_acknowledged(&self) -> Result<(), ClusterError> {
+        let error = match self.write_errors().into_iter().next() {
+            Some(failed) => Some(failed.error),
+            None => self.write_concern_error(),
+        };
+        error.map_or(Ok(()), |error| Err(ClusterError::Server(Box::new(error))))
     }
 
     /// The `writeConcernError`: the write stands on the primary, its durability is not assured.
@@ -100,6 +111,15 @@ impl Reply {
         }
         Some(error)
     }
+}
+
+/// The failure of one statement of a write command.
+#[derive(Debug, Clone)]
+pub struct WriteError {
+    /// Which statement.
+    pub index: usize,
+    /// Why.
+    pub error: ServerError,
 }
 
 /// A BSON number as an integer.

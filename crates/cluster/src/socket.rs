@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::task::AtomicWaker;
+use halocline_wire::{HEADER_BYTES, frame_length};
 use mongodb::options::ServerAddress;
 use smallvec::SmallVec;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
@@ -34,7 +35,6 @@ const LEAST_READ_BYTES: usize = 4 * 1024;
 /// staying with the connection.
 const KEPT_BUFFER_BYTES: usize = 64 * 1024;
 
-const HEADER_BYTES: usize = 16;
 const FLAGS_END: usize = HEADER_BYTES + 4;
 const MORE_TO_COME: u32 = 1 << 1;
 
@@ -162,14 +162,6 @@ impl Socket {
         }
     }
 
-    pub(crate) fn tier(&self) -> Tier {
-        self.tier
-    }
-
-    pub(crate) fn address(&self) -> &ServerAddress {
-        &self.address
-    }
-
     pub(crate) fn next_request_id(&mut self) -> i32 {
         let id = self.next_request_id;
         self.next_request_id = id.wrapping_add(1);
@@ -295,20 +287,12 @@ impl Socket {
         };
         self.broken = true;
         let length = loop {
-            let wanted = match word(&self.inbound, 0) {
+            let announced = frame_length(&self.inbound, MAX_REPLY_BYTES)
+                .map_err(|error| self.protocol(error.to_string()))?;
+            let wanted = match announced {
                 None => 0,
-                Some(length) => {
-                    let length = length as usize;
-                    if !(FLAGS_END..=MAX_REPLY_BYTES).contains(&length) {
-                        return Err(
-                            self.protocol(format!("it announced a reply of {length} bytes"))
-                        );
-                    }
-                    if self.inbound.len() >= length {
-                        break length;
-                    }
-                    length - self.inbound.len()
-                }
+                Some(length) if self.inbound.len() >= length => break length,
+                Some(length) => length - self.inbound.len(),
             };
             let spare = self.inbound.capacity() - self.inbound.len();
             if wanted > spare {
