@@ -4,6 +4,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 
 use crate::error::WireError;
+use crate::message::MsgFlags;
 
 /// Largest message of the protocol, as MongoDB announces it in `maxMessageSizeBytes`.
 pub const MAX_MESSAGE_BYTES: usize = 48_000_000;
@@ -98,6 +99,14 @@ impl Frame {
             return Err(WireError::LengthMismatch { declared: header.length, actual: bytes.len() });
         }
         Ok(Frame { header, bytes })
+    }
+
+    /// The flags of an uncompressed OP_MSG, before anything else of it is known to be sound. Who
+    /// answers a message that `decode` refuses looks here first: a message with `MORE_TO_COME`
+    /// must not be answered, and of a compressed one (`None`) that is not known.
+    pub fn msg_flags(&self) -> Option<MsgFlags> {
+        let flags = self.bytes.get(HEADER_BYTES..)?.first_chunk()?;
+        (self.header.op_code == OP_MSG).then(|| MsgFlags(u32::from_le_bytes(*flags)))
     }
 }
 

@@ -187,9 +187,7 @@ impl Sections {
         let mut at = SECTIONS_AT;
         let mut body = None;
         let mut sequences = SmallVec::new();
-        while let Some((kind, rest)) =
-            bytes.get(at..end).and_then(|rest| rest.split_first()).filter(|_| at < end)
-        {
+        while let Some((kind, rest)) = bytes.get(at..end).and_then(|rest| rest.split_first()) {
             let size = match kind {
                 0 => {
                     let size = scan::leading_document(rest)?.as_bytes().len();

@@ -312,7 +312,8 @@ pub fn edited(doc: &RawDocument, edits: &[Edit<'_>]) -> Result<RawDocumentBuf, W
         .map_err(|_| WireError::MalformedDocument("an edited document is malformed"))
 }
 
-/// Appends `doc` to `out` with `edits` made. Edits of one field are made in their order.
+/// Appends `doc` to `out` with `edits` made. Of several edits of one field a `Drop` wins, then the
+/// last `Set`; else those of its embedded fields are made together.
 pub fn edit_document(
     doc: &RawDocument,
     edits: &[Edit<'_>],
@@ -390,7 +391,9 @@ fn append_missing(
         let name = edit.outer();
         let earlier = edits.get(..number).unwrap_or_default();
         let sets = |edit: &Edit<'_>| matches!(edit, Edit::Set(..) | Edit::SetIn(..));
+        let drops = |other: &Edit<'_>| matches!(other, Edit::Drop(dropped) if *dropped == name);
         if !sets(edit)
+            || edits.iter().any(drops)
             || earlier.iter().any(|other| sets(other) && other.outer() == name)
             || Fields::of(doc).map_while(Result::ok).any(|field| field.name == name.as_bytes())
         {

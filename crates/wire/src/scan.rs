@@ -232,8 +232,9 @@ fn value_size(kind: u8, rest: &[u8]) -> Result<usize, WireError> {
     })
 }
 
-/// Walks a whole document: every element in its bounds, names UTF-8, nesting within `max_depth`
-/// (the document itself is level 1).
+/// Walks a whole document: every element in its bounds, names and regular expressions UTF-8, nesting
+/// within `max_depth` (the document itself is level 1). Texts of other kinds are not looked at:
+/// servers store strings that are not UTF-8, so they pass through.
 pub(crate) fn validate(doc: &[u8], max_depth: usize) -> Result<(), WireError> {
     let limit = max_depth.min(DEPTH_CEILING);
     validate_level(doc, limit, limit)
@@ -252,6 +253,11 @@ fn validate_level(doc: &[u8], left: usize, limit: usize) -> Result<(), WireError
                 let inner = field.value.get(4..).ok_or(OVERRUN)?;
                 let scope = inner.get(string_size(inner)?..).ok_or(OVERRUN)?;
                 validate_level(scope, left, limit)?;
+            }
+            // Like a name it is a cstring, and `bson` stops a walk at one that it cannot read. Any
+            // other text it only refuses to show.
+            REGEX if std::str::from_utf8(field.value).is_err() => {
+                return Err(WireError::InvalidUtf8("a regular expression"));
             }
             _ => {}
         }

@@ -195,6 +195,20 @@ fn checksums_are_verified_and_written() {
 }
 
 #[test]
+fn a_refused_message_still_says_whether_it_wants_an_answer() {
+    for flags in [MsgFlags::NONE, MsgFlags::MORE_TO_COME] {
+        let mut out = BytesMut::new();
+        encode_msg(7, 0, flags, &rawdoc! { "insert": "c" }, &[], &mut out);
+        let end = out.len();
+        out[end - 2] = 0xff;
+        let frame = Frame::from_bytes(out.freeze(), 1000).unwrap();
+        assert!(decode(frame.clone(), &Limits::CLIENT).is_err());
+        assert_eq!(frame.msg_flags(), Some(flags));
+        assert_eq!(frame.header.request_id, 7);
+    }
+}
+
+#[test]
 fn legacy_handshakes_are_read_and_answered() {
     for (query, name) in [
         (rawdoc! { "isMaster": 1, "helloOk": true }, "isMaster"),
@@ -384,6 +398,22 @@ fn fields_are_set_in_place_or_appended() {
         }
     );
     assert!(patch::edited(&body, &[Edit::Set("a\0b", 1.into())]).is_err());
+    for name in ["find", "absent"] {
+        let edits = [Edit::Set(name, 1.into()), Edit::Drop(name), Edit::SetIn(name, "a", 1.into())];
+        assert_eq!(
+            patch::edited(&body, &edits).unwrap(),
+            patch::edited(&body, &[Edit::Drop(name)]).unwrap()
+        );
+        let edits = [
+            Edit::SetIn(name, "a", 1.into()),
+            Edit::Set(name, 1.into()),
+            Edit::Set(name, 2.into()),
+        ];
+        assert_eq!(
+            patch::edited(&body, &edits).unwrap(),
+            patch::edited(&body, &[Edit::Set(name, 2.into())]).unwrap()
+        );
+    }
 }
 
 #[test]

@@ -114,7 +114,7 @@ impl Mechanism {
             Mechanism::Sha256 => {
                 let prepared =
                     stringprep::saslprep(password).map_err(|_| ScramError::UnusablePassword)?;
-                Ok(Zeroizing::new(prepared.as_bytes().to_vec()))
+                Ok(Zeroizing::new(prepared.into_owned().into_bytes()))
             }
         }
     }
