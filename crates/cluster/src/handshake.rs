@@ -4,8 +4,10 @@
 use std::io;
 use std::time::Duration;
 
-use bson::raw::{RawDocument, cstr};
-use bson::rawdoc;
+use bson::raw::{RawBson, RawBsonRef, RawDocument, cstr};
+use bson::spec::BinarySubtype;
+use bson::{Binary, rawdoc};
+use halocline_wire::scram::{ClientCredential, Mechanism};
 use halocline_wire::{MsgFlags, encode_msg};
 use mongodb::options::ServerAddress;
 use rustls_pki_types::ServerName;
@@ -43,6 +45,8 @@ pub(crate) struct Dialer {
 #[derive(Debug, Clone)]
 pub(crate) struct Hello {
     pub(crate) is_writable_primary: bool,
+    /// The SCRAM mechanisms it has for the user.
+    mechanisms: Vec<Mechanism>,
 }
 
 impl Dialer {
@@ -59,7 +63,8 @@ impl Dialer {
     pub(crate) async fn dial(&self, address: &ServerAddress) -> Result<Socket, ClusterError> {
         self.limited(address, async {
             let mut socket = self.connect(address).await?;
-            self.hello(&mut socket).await?;
+            let hello = self.hello(&mut socket).await?;
+            self.authenticate(&mut socket, &hello).await?;
             Ok(socket)
         })
         .await
@@ -136,7 +141,7 @@ impl Dialer {
     }
 
     async fn hello(&self, socket: &mut Socket) -> Result<Hello, ClusterError> {
-        let hello = rawdoc! {
+        let mut hello = rawdoc! {
             "hello": 1,
             "client": {
                 "application": { "name": APPLICATION_NAME },
@@ -144,13 +149,118 @@ impl Dialer {
                 "os": { "type": std::env::consts::OS, "architecture": std::env::consts::ARCH },
             },
         };
+        if let Login::Scram { source, username, .. } = &self.login {
+            hello.append(cstr!("saslSupportedMechs"), format!("{source}.{username}"));
+        }
         let reply = run(socket, "admin", &hello, &[]).await?;
+        let mechanisms = match reply.get("saslSupportedMechs") {
+            Some(RawBsonRef::Array(names)) => names
+                .into_iter()
+                .map_while(Result::ok)
+                .filter_map(|name| Mechanism::from_name(name.as_str()?))
+                .collect(),
+            _ => Vec::new(),
+        };
         Ok(Hello {
             is_writable_primary: reply
                 .get("isWritablePrimary")
                 .and_then(|value| value.as_bool())
                 .unwrap_or(false),
+            mechanisms,
         })
+    }
+
+    async fn authenticate(&self, socket: &mut Socket, hello: &Hello) -> Result<(), ClusterError> {
+        match &self.login {
+            Login::None => Ok(()),
+            Login::Scram { source, credentials, .. } => {
+                let known_to_server = |credential: &&ClientCredential| {
+                    hello.mechanisms.contains(&credential.mechanism())
+                };
+                // Strongest first. A server that names none may not know the user, and says so
+                // itself better than could be said here.
+                let credential = credentials.iter().find(known_to_server).or(credentials.first());
+                let Some(credential) = credential else { return Ok(()) };
+                scram(socket, source, credential).await
+            }
+            Login::X509 { username } => {
+                let mut command = rawdoc! { "authenticate": 1, "mechanism": "MONGODB-X509" };
+                if let Some(username) = username {
+                    command.append(cstr!("user"), username.as_str());
+                }
+                let result = run(socket, "$external", &command, &[]).await;
+                result.map(drop).map_err(|error| refused(socket, error))
+            }
+        }
+    }
+}
+
+/// The SASL conversation of SCRAM.
+async fn scram(
+    socket: &mut Socket,
+    source: &str,
+    credential: &ClientCredential,
+) -> Result<(), ClusterError> {
+    let payload = |bytes: Vec<u8>| Binary { subtype: BinarySubtype::Generic, bytes };
+    let exchange = credential.start();
+    let start = rawdoc! {
+        "saslStart": 1,
+        "mechanism": credential.mechanism().name(),
+        "payload": payload(exchange.first_message()),
+        "options": { "skipEmptyExchange": true },
+    };
+    let answer = sasl_step(socket, source, &start).await?;
+    let (proof, verifier) =
+        exchange.respond(&answer.payload).map_err(|error| socket.authentication(&error))?;
+    let mut proven = rawdoc! { "saslContinue": 1 };
+    proven.append(cstr!("conversationId"), answer.conversation);
+    proven.append(cstr!("payload"), payload(proof));
+    let answer = sasl_step(socket, source, &proven).await?;
+    verifier.verify(&answer.payload).map_err(|error| socket.authentication(&error))?;
+    if !answer.done {
+        // A server that does not skip the empty exchange waits for it.
+        let mut empty = rawdoc! { "saslContinue": 1 };
+        empty.append(cstr!("conversationId"), answer.conversation);
+        empty.append(cstr!("payload"), payload(Vec::new()));
+        if !sasl_step(socket, source, &empty).await?.done {
+            return Err(socket.authentication(&"the conversation does not end"));
+        }
+    }
+    Ok(())
+}
+
+struct SaslAnswer {
+    conversation: RawBson,
+    payload: Vec<u8>,
+    done: bool,
+}
+
+async fn sasl_step(
+    socket: &mut Socket,
+    source: &str,
+    command: &RawDocument,
+) -> Result<SaslAnswer, ClusterError> {
+    let reply = match run(socket, source, command, &[]).await {
+        Ok(reply) => reply,
+        Err(error) => return Err(refused(socket, error)),
+    };
+    let (Some(conversation), Some(RawBsonRef::Binary(payload))) =
+        (reply.get("conversationId"), reply.get("payload"))
+    else {
+        return Err(socket.protocol("a SASL answer without conversationId or payload".into()));
+    };
+    Ok(SaslAnswer {
+        conversation: conversation.into(),
+        payload: payload.bytes.to_vec(),
+        done: reply.get("done").and_then(|done| done.as_bool()).unwrap_or(false),
+    })
+}
+
+/// A server's refusal, unless it is a failure of another kind (a server that shuts down).
+fn refused(socket: &Socket, error: ClusterError) -> ClusterError {
+    match error.server() {
+        Some(server) if !server.is_retryable() => socket.authentication(server),
+        _ => error,
     }
 }
 

@@ -9,6 +9,8 @@ mod cluster;
 mod error;
 pub mod feed;
 mod handshake;
+pub mod lanes;
+pub mod lease;
 pub mod moves;
 mod options;
 mod pool;

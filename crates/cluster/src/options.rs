@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use halocline_wire::scram::{ClientCredential, Mechanism};
 use mongodb::options::{AuthMechanism, ClientOptions, Credential, DriverInfo, ServerAddress, Tls};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
@@ -162,26 +163,14 @@ impl fmt::Debug for ClusterOptions {
 }
 
 /// How a connection of the pools proves who it is.
-#[derive(Clone)]
 pub(crate) enum Login {
     /// No authentication.
     None,
-    /// SCRAM; the mechanism is negotiated unless fixed.
-    Scram {
-        username: String,
-        password: Zeroizing<String>,
-        source: String,
-        mechanism: Option<ScramMechanism>,
-    },
+    /// SCRAM. Both mechanisms unless the connection string fixes one; which is used, the server
+    /// decides.
+    Scram { source: String, username: String, credentials: Vec<ClientCredential> },
     /// The TLS client certificate.
     X509 { username: Option<String> },
-}
-
-/// The two SCRAM mechanisms.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum ScramMechanism {
-    Sha1,
-    Sha256,
 }
 
 /// The checked form of [`ClusterOptions`].
@@ -270,10 +259,10 @@ pub(crate) async fn prepare(options: &ClusterOptions) -> Result<Prepared, Cluste
 
 fn login(credential: Option<&Credential>, default_db: Option<&str>) -> Result<Login, String> {
     let Some(credential) = credential else { return Ok(Login::None) };
-    let mechanism = match &credential.mechanism {
-        None => None,
-        Some(AuthMechanism::ScramSha1) => Some(ScramMechanism::Sha1),
-        Some(AuthMechanism::ScramSha256) => Some(ScramMechanism::Sha256),
+    let mechanisms: &[Mechanism] = match &credential.mechanism {
+        None => &[Mechanism::Sha256, Mechanism::Sha1],
+        Some(AuthMechanism::ScramSha1) => &[Mechanism::Sha1],
+        Some(AuthMechanism::ScramSha256) => &[Mechanism::Sha256],
         Some(AuthMechanism::MongoDbX509) => {
             return Ok(Login::X509 { username: credential.username.clone() });
         }
@@ -289,12 +278,12 @@ fn login(credential: Option<&Credential>, default_db: Option<&str>) -> Result<Lo
         return Err("SCRAM needs both a user name and a password".into());
     };
     let source = credential.source.as_deref().or(default_db).unwrap_or("admin").to_owned();
-    Ok(Login::Scram {
-        username: username.clone(),
-        password: Zeroizing::new(password.clone()),
-        source,
-        mechanism,
-    })
+    let credentials = mechanisms
+        .iter()
+        .map(|mechanism| ClientCredential::new(*mechanism, username, password))
+        .collect::<Result<_, _>>()
+        .map_err(|e| format!("the user name or password cannot be used: {e}"))?;
+    Ok(Login::Scram { source, username: username.clone(), credentials })
 }
 
 fn connector(tls: &mongodb::options::TlsOptions) -> Result<TlsConnector, String> {

@@ -1,6 +1,7 @@
 //! One connection's bytes: a whole message out, a whole message in. Knows message lengths and ids,
 //! nothing of commands, pools or authentication.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
@@ -342,6 +343,14 @@ impl Socket {
             phase,
             source,
         }))
+    }
+
+    pub(crate) fn authentication(&self, reason: &dyn fmt::Display) -> ClusterError {
+        ClusterError::Authentication {
+            tier: self.tier,
+            address: self.address.clone(),
+            message: reason.to_string(),
+        }
     }
 
     pub(crate) fn protocol(&self, message: String) -> ClusterError {
