@@ -161,7 +161,7 @@ impl fmt::Debug for Key {
 }
 
 impl fmt::Display for Key {
-    /// Extended JSON, the form MongoDB's own messages and shells use.
+    /// A short readable form, for messages and logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match bson::Bson::try_from(self.value()) {
             Ok(value) => write!(f, "{value}"),

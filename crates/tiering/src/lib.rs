@@ -5,4 +5,6 @@ pub mod date;
 pub mod key;
 pub mod namespace;
 mod number;
+pub mod pipeline;
+pub mod route;
 pub mod window;
