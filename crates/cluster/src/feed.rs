@@ -494,3 +494,82 @@ fn namespace(ns: Option<&RawDocument>) -> (String, String) {
     };
     (field("db"), field("coll"))
 }
+
+#[cfg(test)]
+mod tests {
+    use bson::Binary;
+    use bson::spec::BinarySubtype;
+
+    use super::*;
+
+    // Tokens of a real server: an event's, and one that only marks how far the stream has come.
+    const EVENT_TOKEN: &str = "8265A0C5D1000000022B042C0100296E5A10046B";
+    const HIGH_WATER_TOKEN: &str = "8265A0C5D1000000022B0429296E1404";
+
+    fn token(data: &str) -> ResumeToken {
+        ResumeToken::new(rawdoc! { "_data": data })
+    }
+
+    #[test]
+    fn a_token_tells_its_time_and_claims_nothing_at_that_time() {
+        for data in [EVENT_TOKEN, HIGH_WATER_TOKEN] {
+            let token = token(data);
+            assert_eq!(token.time(), Some(Timestamp { time: 0x65a0_c5d1, increment: 2 }));
+            assert_eq!(token.through(), Some(Timestamp { time: 0x65a0_c5d1, increment: 1 }));
+        }
+        let first_of_a_second = token("8265A0C5D100000000");
+        assert_eq!(
+            first_of_a_second.through(),
+            Some(Timestamp { time: 0x65a0_c5d0, increment: u32::MAX })
+        );
+    }
+
+    #[test]
+    fn what_is_no_token_has_no_time() {
+        for data in
+            ["", "82", "8265A0C5D1", "7865A0C5D100000002", "82zzzzzzzzzzzzzzzz", "82€€€€€€€€"]
+        {
+            assert_eq!(token(data).time(), None, "{data}");
+        }
+        assert_eq!(ResumeToken::new(rawdoc! { "_data": 5 }).time(), None);
+        assert_eq!(ResumeToken::new(rawdoc! {}).time(), None);
+    }
+
+    #[test]
+    fn an_event_is_read_in_any_order_of_fields() {
+        let event = rawdoc! {
+            "documentKey": { "region": 5, "_id": { "a": 1 } },
+            "clusterTime": Timestamp { time: 7, increment: 3 },
+            "something": { "new": true },
+            "lsid": { "id": Binary {
+                subtype: BinarySubtype::Uuid, bytes: b"haloclin\0\0\0\0\0\0\0\x01".to_vec(),
+            } },
+            "ns": { "coll": "c.d", "db": "a" },
+            "operationType": "delete",
+            "_id": { "_data": EVENT_TOKEN },
+        };
+        let read = read_event(&event).unwrap();
+        assert_eq!(read.op, FeedOp::Delete);
+        assert_eq!((read.db.as_str(), read.coll.as_str()), ("a", "c.d"));
+        assert_eq!(read.key, RawBson::Document(rawdoc! { "a": 1 }));
+        assert_eq!(read.time, Timestamp { time: 7, increment: 3 });
+        assert!(read.is_move);
+        assert_eq!(read.token, token(EVENT_TOKEN));
+    }
+
+    #[test]
+    fn an_event_that_lacks_what_is_needed_is_an_error_and_not_a_guess() {
+        let whole = rawdoc! {
+            "_id": { "_data": EVENT_TOKEN }, "operationType": "insert",
+            "clusterTime": Timestamp { time: 7, increment: 3 },
+            "ns": { "db": "a", "coll": "c" }, "documentKey": { "_id": 1 },
+        };
+        assert!(read_event(&whole).is_ok());
+        for missing in ["_id", "operationType", "clusterTime"] {
+            let fields =
+                whole.iter().map(Result::unwrap).filter(|(key, _)| key.as_str() != missing);
+            let event: RawDocumentBuf = fields.collect();
+            assert!(read_event(&event).is_err(), "without {missing}");
+        }
+    }
+}

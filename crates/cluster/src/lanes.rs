@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
-use bson::raw::{RawBsonRef, RawDocument, RawDocumentBuf, cstr};
+use bson::raw::{RawDocument, RawDocumentBuf, cstr};
 use bson::rawdoc;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;

@@ -362,3 +362,232 @@ impl Socket {
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Both ends of a connection: ours, and the server's.
+    async fn pair() -> (Socket, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let ours = TcpStream::connect(address).await.unwrap();
+        let (theirs, _) = listener.accept().await.unwrap();
+        (Socket::new(Tier::Fast, address.into(), Stream::Plain(ours)), theirs)
+    }
+
+    fn message(length: usize, id: i32, response_to: i32, flags: u32) -> Vec<u8> {
+        let mut message = vec![0x5a; length];
+        let words = [length as u32, id as u32, response_to as u32, 2013, flags];
+        for (place, word) in message.chunks_exact_mut(4).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        message
+    }
+
+    /// Sends a small request of this id and awaits the answer.
+    async fn ask(socket: &mut Socket, id: i32) -> Result<Bytes, ClusterError> {
+        socket.exchange(&message(21, id, 0, 0)).await
+    }
+
+    async fn take(theirs: &mut TcpStream, length: usize) -> Vec<u8> {
+        let mut taken = vec![0; length];
+        theirs.read_exact(&mut taken).await.unwrap();
+        taken
+    }
+
+    #[tokio::test]
+    async fn a_reply_comes_back_as_it_was_sent_whatever_its_size_and_pieces() {
+        let (mut socket, mut theirs) = pair().await;
+        for (size, piece) in [(21, 1), (100, 7), (16 * 1024, 16 * 1024), (5_000_000, 100_000)] {
+            let request = message(60, 7, 0, 0);
+            let reply = message(size, 1, 7, 0);
+            let server = async {
+                assert_eq!(take(&mut theirs, 60).await, request);
+                for piece in reply.chunks(piece) {
+                    theirs.write_all(piece).await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+            };
+            let (answer, ()) = tokio::join!(socket.exchange(&request), server);
+            assert_eq!(answer.unwrap(), reply);
+            assert!(socket.is_clean());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_in_pieces_arrives_whole_even_when_the_header_is_cut() {
+        let (mut socket, mut theirs) = pair().await;
+        let request = message(3_000_000, 9, 0, 0);
+        let parts: Vec<&[u8]> =
+            vec![&request[..3], &request[3..18], &[], &request[18..40], &request[40..]];
+        let server = async {
+            let taken = take(&mut theirs, request.len()).await;
+            theirs.write_all(&message(21, 1, 9, 0)).await.unwrap();
+            taken
+        };
+        let (sent, taken) = tokio::join!(
+            async {
+                socket.send_vectored(&parts).await?;
+                socket.receive().await
+            },
+            server
+        );
+        sent.unwrap();
+        assert!(taken == request);
+    }
+
+    #[tokio::test]
+    async fn the_buffer_of_one_large_reply_does_not_stay_with_the_connection() {
+        let (mut socket, mut theirs) = pair().await;
+        let reply = message(8_000_000, 1, 7, 0);
+        let (answer, ()) = tokio::join!(ask(&mut socket, 7), async {
+            theirs.write_all(&reply).await.unwrap();
+        });
+        drop(answer.unwrap());
+        assert!(socket.inbound.capacity() <= KEPT_BUFFER_BYTES);
+    }
+
+    #[tokio::test]
+    async fn the_buffer_is_used_again_once_the_reply_is_dropped() {
+        let (mut socket, mut theirs) = pair().await;
+        let mut places = Vec::new();
+        for _ in 0..100 {
+            let (answer, ()) = tokio::join!(ask(&mut socket, 7), async {
+                theirs.write_all(&message(1000, 1, 7, 0)).await.unwrap();
+            });
+            places.push(answer.unwrap().as_ptr() as usize);
+        }
+        let spread = places.iter().max().unwrap() - places.iter().min().unwrap();
+        assert!(spread < READ_BYTES, "100 replies were spread over {spread} bytes");
+    }
+
+    #[tokio::test]
+    async fn a_length_that_cannot_be_is_refused_before_memory_is_taken() {
+        for length in [0, 15, u32::MAX as usize, 0x7fff_ffff, MAX_REPLY_BYTES + 1] {
+            let (mut socket, mut theirs) = pair().await;
+            let mut reply = message(21, 1, 7, 0);
+            reply[..4].copy_from_slice(&(length as u32).to_le_bytes());
+            let (answer, ()) = tokio::join!(ask(&mut socket, 7), async {
+                theirs.write_all(&reply).await.unwrap();
+            });
+            assert!(matches!(answer, Err(ClusterError::Protocol { .. })), "{length}: {answer:?}");
+            assert!(socket.inbound.capacity() <= KEPT_BUFFER_BYTES);
+            assert!(!socket.is_clean());
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_to_something_else_breaks_the_connection() {
+        let (mut socket, mut theirs) = pair().await;
+        let (answer, ()) = tokio::join!(ask(&mut socket, 7), async {
+            theirs.write_all(&message(21, 1, 6, 0)).await.unwrap();
+        });
+        assert!(matches!(answer, Err(ClusterError::Protocol { .. })));
+        assert!(!socket.is_clean());
+    }
+
+    #[tokio::test]
+    async fn bytes_beyond_the_reply_make_the_connection_unfit() {
+        let (mut socket, mut theirs) = pair().await;
+        let mut reply = message(21, 1, 7, 0);
+        reply.extend_from_slice(b"stray");
+        let (answer, ()) = tokio::join!(ask(&mut socket, 7), async {
+            theirs.write_all(&reply).await.unwrap();
+        });
+        answer.unwrap();
+        assert!(!socket.is_clean());
+    }
+
+    #[tokio::test]
+    async fn a_message_without_answer_leaves_the_connection_ready() {
+        let (mut socket, mut theirs) = pair().await;
+        socket.send(&message(21, 7, 0, MORE_TO_COME)).await.unwrap();
+        assert!(socket.is_clean());
+        let (answer, ()) = tokio::join!(ask(&mut socket, 8), async {
+            take(&mut theirs, 42).await;
+            theirs.write_all(&message(21, 1, 8, 0)).await.unwrap();
+        });
+        answer.unwrap();
+    }
+
+    #[tokio::test]
+    async fn replies_follow_each_other_until_the_last() {
+        let (mut socket, mut theirs) = pair().await;
+        for reply in [
+            message(30, 100, 7, MORE_TO_COME),
+            message(40, 101, 100, MORE_TO_COME),
+            message(50, 102, 101, 0),
+        ] {
+            theirs.write_all(&reply).await.unwrap();
+        }
+        assert_eq!(ask(&mut socket, 7).await.unwrap().len(), 30);
+        assert!(!socket.is_clean());
+        assert_eq!(socket.receive().await.unwrap().len(), 40);
+        assert_eq!(socket.receive().await.unwrap().len(), 50);
+        assert!(socket.is_clean());
+        assert!(socket.receive().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_dropped_exchange_makes_the_connection_unfit() {
+        let (mut socket, _theirs) = pair().await;
+        let request = message(21, 7, 0, 0);
+        {
+            let mut exchange = pin!(socket.exchange(&request));
+            poll_fn(|cx| {
+                assert!(exchange.as_mut().poll(cx).is_pending());
+                Poll::Ready(())
+            })
+            .await;
+        }
+        assert!(!socket.is_clean());
+        assert!(socket.exchange(&request).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_closes_is_noticed_before_and_during_use() {
+        let (mut socket, theirs) = pair().await;
+        assert!(!socket.is_dead());
+        drop(theirs);
+        // The reactor must have seen it: wait for the readiness that closing causes.
+        if let Stream::Plain(stream) = &socket.stream {
+            stream.readable().await.unwrap();
+        }
+        assert!(socket.is_dead());
+
+        let (mut socket, theirs) = pair().await;
+        let (answer, ()) = tokio::join!(ask(&mut socket, 7), async { drop(theirs) });
+        let error = answer.unwrap_err();
+        assert!(error.is_network(), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_interrupt_ends_the_wait_for_an_answer() {
+        let (mut socket, _theirs) = pair().await;
+        let interrupt = socket.interrupt.clone();
+        let (answer, ()) = tokio::join!(ask(&mut socket, 7), async {
+            tokio::task::yield_now().await;
+            interrupt.raise();
+        });
+        let error = answer.unwrap_err();
+        assert!(error.is_network() && error.is_timeout() && error.outcome_unknown(), "{error}");
+        assert!(socket.is_dead());
+    }
+
+    #[tokio::test]
+    async fn an_interrupt_ends_a_send_that_nobody_reads() {
+        let (mut socket, _theirs) = pair().await;
+        let interrupt = socket.interrupt.clone();
+        let request = message(40_000_000, 7, 0, 0);
+        let (sent, ()) = tokio::join!(socket.send(&request), async {
+            tokio::task::yield_now().await;
+            interrupt.raise();
+        });
+        let error = sent.unwrap_err();
+        assert!(error.is_network() && !error.outcome_unknown(), "{error}");
+    }
+}
