@@ -226,12 +226,7 @@ impl KindCounts {
         metrics::counter!("halocline_actor_restarts_total", "actor" => kind).increment(0);
         metrics::counter!("halocline_actor_panics_total", "actor" => kind).increment(0);
         metrics::gauge!("halocline_actor_up", "actor" => kind).set(0.0);
-        Self {
-            kind,
-            up: AtomicU64::new(0),
-            restarts: AtomicU64::new(0),
-            panics: AtomicU64::new(0),
-        }
+        Self { kind, up: AtomicU64::new(0), restarts: AtomicU64::new(0), panics: AtomicU64::new(0) }
     }
 
     /// One more actor of this kind runs, until the guard goes.
