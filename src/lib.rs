@@ -2,4 +2,5 @@
 //! and one module a verb. What happens to a client's message is in `halocline-actors`.
 
 pub mod admin;
+pub mod check;
 pub mod config;
