@@ -1,7 +1,7 @@
 //! HTTP for operators: metrics, health, status and the status page. It shows what it is given; the
 //! facts are gathered by the daemon. Nothing here changes anything.
 
-mod metrics;
+pub mod metrics;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

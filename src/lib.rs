@@ -4,3 +4,5 @@
 pub mod admin;
 pub mod check;
 pub mod config;
+pub mod daemon;
+pub mod snapshot;
