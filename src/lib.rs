@@ -3,6 +3,8 @@
 
 pub mod admin;
 pub mod check;
+pub mod cli;
 pub mod config;
 pub mod daemon;
+pub mod logging;
 pub mod snapshot;

@@ -1,2 +1,10 @@
-//! The `halocline` command line.
-fn main() {}
+//! The `halocline` command line; everything is in the library.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use halocline::cli::Cli;
+
+fn main() -> ExitCode {
+    Cli::parse().run()
+}
