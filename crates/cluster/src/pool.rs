@@ -65,9 +65,10 @@ impl Tasks {
         Tasks(sender)
     }
 
-    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        // Fails only when the thread's tasks are gone, and then so is whoever would profit.
-        let _ = self.0.send(Box::pin(task));
+    /// Whether it will be run: not when the thread's tasks are gone, and then so is whoever would
+    /// profit.
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) -> bool {
+        self.0.send(Box::pin(task)).is_ok()
     }
 }
 
@@ -479,7 +480,9 @@ impl Server {
         {
             let Some(server) = self.this.upgrade() else { return };
             let opening = Opening::begin(server);
-            self.tasks.spawn(opening.run());
+            if !self.tasks.spawn(opening.run()) {
+                return;
+            }
         }
     }
 

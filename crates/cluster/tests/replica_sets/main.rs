@@ -1,0 +1,4 @@
+//! The crate against real replica sets.
+
+mod pool;
+mod support;
