@@ -89,9 +89,14 @@ pub struct Side {
 
 impl Side {
     async fn of(cluster: Arc<Cluster>) -> Result<Side, String> {
+        // `hello` and `buildInfo` answer strangers; whether this user is known shows here.
+        let known =
+            bson::doc! { "listDatabases": 1, "nameOnly": true, "authorizedDatabases": true };
+        let admin = cluster.client().database("admin");
+        admin.run_command(known).await.map_err(|error| short(&error))?;
         let facts = cluster.facts().await.map_err(|error| error.to_string())?;
-        let hello = cluster.client().database("admin").run_command(bson::doc! { "hello": 1 }).await;
-        let hello = hello.map_err(|error| error.to_string())?;
+        let hello = admin.run_command(bson::doc! { "hello": 1 }).await;
+        let hello = hello.map_err(|error| short(&error))?;
         Ok(Side { tier: cluster.tier(), facts, hello, cluster })
     }
 
@@ -249,15 +254,22 @@ async fn run(context: &Context<'_>, wanted: impl Fn(&Check) -> bool) -> Vec<Find
     findings
 }
 
-/// A check that could not look is a warning of its own: silence would read as "all is well".
+/// A check that could not look is a finding of its own: silence would read as "all is well". What
+/// the daemon must not start without is then as bad as not fulfilled.
 fn not_checked(check: &Check, error: &mongodb::error::Error) -> Finding {
-    let what = format!("not checked whether {}: {}", check.about, short(error));
-    let remedy = if is_unauthorized(error) {
-        "grant the daemon's user clusterMonitor on admin and read on local, on both tiers"
-    } else {
-        "mend what the server says, then check again"
-    };
-    Finding::warning(check.name, what, remedy)
+    let severity = if check.at_start { Severity::Error } else { Severity::Warning };
+    let what = format!("not checked ({}): {}", check.about, short(error));
+    let remedy = if is_unauthorized(error) { GRANT } else { "mend what the server says" };
+    Finding::new(severity, check.name, what, remedy)
+}
+
+/// What the checks need to be allowed.
+const GRANT: &str =
+    "grant the daemon's user clusterMonitor on admin and read on local, on both tiers";
+
+/// For facts of a server that are almost certainly right and that its user may not see.
+fn unseen(side: &Side, what: &str, error: &mongodb::error::Error) -> Finding {
+    Finding::warning(side.tier, format!("does not let its {what} be seen: {}", short(error)), GRANT)
 }
 
 /// MongoDB's `Unauthorized`.

@@ -140,7 +140,7 @@ impl fmt::Display for Problem {
 pub struct Problems(pub Vec<Problem>);
 
 fn listed(problems: &[Problem]) -> String {
-    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
+    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n\n")
 }
 
 impl Config {

@@ -25,9 +25,9 @@ pub async fn reach(options: &ClusterOptions) -> Result<Side, Finding> {
         Err(error) => return Err(explain(options, &error).await),
     };
     Side::of(cluster).await.map_err(|message| {
-        let authentication = message.contains("uthentication");
-        let remedy = if authentication {
-            "correct the user, its password or auth_source; the user must exist on this tier"
+        let credentials = ["uthentic", "uthoriz"].iter().any(|word| message.contains(word));
+        let remedy = if credentials {
+            "give the user, password_file and auth_source of a user that exists on this tier"
         } else {
             "mend what the server says, then check again"
         };

@@ -4,7 +4,7 @@
 use bson::{Bson, doc};
 use halocline_cluster::Tier;
 
-use super::{Context, Finding, Outcome, Severity, Side};
+use super::{Context, Finding, Outcome, Severity, Side, is_unauthorized, unseen};
 
 /// What the fast tier needs: `collectionUUID` in writes and `showExpandedEvents` in change streams.
 const OLDEST: Version = Version(6, 0);
@@ -121,8 +121,15 @@ pub async fn fcv(context: &Context<'_>) -> Outcome {
     let mut findings = Vec::new();
     let mut known = Vec::new();
     for side in context.sides() {
-        let reply =
-            side.admin(doc! { "getParameter": 1, "featureCompatibilityVersion": 1 }).await?;
+        let asked = side.admin(doc! { "getParameter": 1, "featureCompatibilityVersion": 1 }).await;
+        let reply = match asked {
+            Ok(reply) => reply,
+            Err(error) if is_unauthorized(&error) => {
+                findings.push(unseen(side, "feature compatibility version", &error));
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         let Ok(fcv) = reply.get_document("featureCompatibilityVersion") else { continue };
         let version = fcv.get_str("version").unwrap_or_default().to_owned();
         if let Ok(target) = fcv.get_str("targetVersion") {

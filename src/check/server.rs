@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use bson::{Bson, Document, doc};
 use halocline_cluster::Tier;
 
-use super::{Context, Finding, Outcome, Side};
+use super::{Context, Finding, Outcome, Side, is_unauthorized, unseen};
 use crate::config::Age;
 
 /// A clock this far off shifts windows and what people read in logs.
@@ -26,8 +26,15 @@ const OPLOG_FULL: f64 = 0.9;
 /// Move transactions and snapshot reads need WiredTiger.
 pub async fn storage_engine(context: &Context<'_>) -> Outcome {
     let Some(side) = &context.fast else { return Ok(vec![]) };
-    let status = side.admin(doc! { "serverStatus": 1, "metrics": 0, "locks": 0, "wiredTiger": 0 });
-    let status = status.await?;
+    let asked =
+        side.admin(doc! { "serverStatus": 1, "metrics": 0, "locks": 0, "wiredTiger": 0 }).await;
+    let status = match asked {
+        Ok(status) => status,
+        Err(error) if is_unauthorized(&error) => {
+            return Ok(vec![unseen(side, "storage engine", &error)]);
+        }
+        Err(error) => return Err(error),
+    };
     let engine = status
         .get_document("storageEngine")
         .and_then(|engine| engine.get_str("name"))

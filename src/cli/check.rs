@@ -133,25 +133,26 @@ fn for_people(report: &Report, paint: Paint) -> String {
         let _ = writeln!(text, "{} {warning}\n", paint.yellow("warning"));
     }
     for finding in &report.findings {
-        let label = finding.severity.label();
+        let label = format!("{}[{}]", finding.severity.label(), finding.check);
         let label = match finding.severity {
-            Severity::Error => paint.red(label),
-            Severity::Warning => paint.yellow(label),
-            Severity::Note => paint.faint(label),
+            Severity::Error => paint.red(&label),
+            Severity::Warning => paint.yellow(&label),
+            Severity::Note => paint.faint(&label),
         };
         let _ = writeln!(text, "{label} {}: {}", paint.bold(&finding.subject), finding.what);
-        let _ = writeln!(text, "    remedy: {}", finding.remedy);
-        let _ = writeln!(text, "    {}\n", paint.faint(&format!("[{}]", finding.check)));
+        let _ = writeln!(text, "    remedy: {}\n", finding.remedy);
+    }
+    if report.tiers.len() < 2 {
+        text.push_str("Checks that need a tier which could not be reached were left out.\n");
     }
     let count = |severity| report.findings.iter().filter(|f| f.severity == severity).count();
     let warnings = count(Severity::Warning) + report.config_warnings.len();
-    let counts = format!(
-        "{} checks: {}, {}, {}",
-        report.checks.len(),
+    let counts = [
         counted(count(Severity::Error), "error"),
         counted(warnings, "warning"),
-        counted(count(Severity::Note), "note")
-    );
+        counted(count(Severity::Note), "note"),
+    ];
+    let counts = counts.join(", ");
     let _ = writeln!(text, "{}", if report.ok { paint.green(&counts) } else { paint.red(&counts) });
     text
 }

@@ -557,8 +557,11 @@ impl Kind {
             Kind::Flag => "true or false".into(),
             Kind::Count { min, max } => format!("a whole number from {min} to {max}"),
             Kind::CountOrAuto { max } => format!("\"auto\" or a whole number from 1 to {max}"),
-            Kind::Age { min, max } if min.is_zero() => {
+            Kind::Age { min, max } if min.is_zero() && *max < CENTURY => {
                 format!("a number and a unit (ms, s, m, h, d, w), up to {}", Age(*max))
+            }
+            Kind::Age { min, max } if *max >= CENTURY => {
+                format!("a number and a unit (ms, s, m, h, d, w), {} or longer", Age(*min))
             }
             Kind::Age { min, max } => {
                 format!("a number and a unit (ms, s, m, h, d, w), {} to {}", Age(*min), Age(*max))

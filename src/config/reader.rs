@@ -355,9 +355,13 @@ impl<'a> SectionReader<'a> {
     }
 
     fn refuse(&mut self, key: &Key, origin: &str, value: Option<&Value>, what: String) {
-        let what = match value.and_then(|value| shown(key, value)) {
-            Some(value) => format!("{value} {what}"),
-            None => what,
+        let written = value.and_then(|value| shown(key, value));
+        let what = match written {
+            // Some messages quote the value themselves.
+            Some(written) if !what.contains(&format!("\"{written}\"")) => {
+                format!("`{written}` {what}")
+            }
+            _ => what,
         };
         let problem = self
             .problem(key.name, origin, what)
@@ -416,7 +420,7 @@ fn shown(key: &Key, value: &Value) -> Option<String> {
     if text.chars().count() > LONGEST {
         text = text.chars().take(LONGEST).chain(['…']).collect();
     }
-    Some(format!("`{text}`"))
+    Some(text)
 }
 
 /// A default of the table of keys as a value.
