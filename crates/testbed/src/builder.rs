@@ -66,8 +66,9 @@ pub struct ReplicaSetBuilder {
     pub(crate) arguments: Vec<OsString>,
     pub(crate) launcher: Vec<OsString>,
     pub(crate) directory: Option<PathBuf>,
+    pub(crate) proxied: bool,
     pub(crate) as_in_production: bool,
-    pub(crate) election_timeout: Duration,
+    pub(crate) election_timeout: Option<Duration>,
 }
 
 impl ReplicaSetBuilder {
@@ -75,7 +76,7 @@ impl ReplicaSetBuilder {
         Self {
             name: "rs0".into(),
             members: 1,
-            cache_mb: 256,
+            cache_mb: 512,
             oplog_mb: 256,
             auth: Auth::None,
             tls: Tls::Off,
@@ -84,8 +85,9 @@ impl ReplicaSetBuilder {
             arguments: Vec::new(),
             launcher: Vec::new(),
             directory: None,
+            proxied: false,
             as_in_production: false,
-            election_timeout: Duration::from_secs(2),
+            election_timeout: None,
         }
     }
 
@@ -101,15 +103,18 @@ impl ReplicaSetBuilder {
         self
     }
 
-    /// The WiredTiger cache of each member in MB; 256 by default. mongod's own minimum of 256 does
-    /// not apply here.
+    /// The WiredTiger cache of each member in MB; 512 by default. mongod's own minimum of 256 does
+    /// not apply here. With 256, a few documents of the largest size in a row are already refused
+    /// as "too large for the storage engine cache": a fifth of the cache may be dirty.
     pub fn cache_mb(mut self, megabytes: u32) -> Self {
         self.cache_mb = megabytes;
         self
     }
 
     /// The oplog of each member in MB; 256 by default, 1 and up. (A running mongod's oplog cannot
-    /// be resized below 990 MB.)
+    /// be resized below 990 MB.) An oplog is cut only as far as the last checkpoint allows; below
+    /// 64 MB, checkpoints are therefore taken every second instead of every minute, but for
+    /// [`as_in_production`](Self::as_in_production).
     pub fn oplog_mb(mut self, megabytes: u32) -> Self {
         self.oplog_mb = megabytes;
         self
@@ -160,6 +165,13 @@ impl ReplicaSetBuilder {
         self
     }
 
+    /// Puts a [`FaultProxy`](crate::FaultProxy) before every member and makes the members known by
+    /// the proxies' addresses: drivers, and the members among themselves, connect through them.
+    pub fn proxied(mut self) -> Self {
+        self.proxied = true;
+        self
+    }
+
     /// Runs mongod as an operator would: nothing of the testbed's that trades fidelity for speed.
     /// Three members then take some seconds longer to start.
     pub fn as_in_production(mut self) -> Self {
@@ -170,7 +182,7 @@ impl ReplicaSetBuilder {
     /// How long members wait for a silent primary before they elect another; 2 s by default, 10 s
     /// as in production.
     pub fn election_timeout(mut self, timeout: Duration) -> Self {
-        self.election_timeout = timeout;
+        self.election_timeout = Some(timeout);
         self
     }
 

@@ -2,7 +2,9 @@
 
 mod builder;
 mod certificates;
+mod compare;
 mod error;
+mod fault_proxy;
 mod files;
 mod member;
 mod mongod;
@@ -12,6 +14,8 @@ mod replica_set;
 
 pub use builder::{Auth, ReplicaSetBuilder, Tls};
 pub use certificates::Certificates;
+pub use compare::{Difference, MOST_DIFFERENCES, compare_collections};
 pub use error::TestbedError;
+pub use fault_proxy::{Direction, FaultProxy, LostReply};
 pub use mongod::mongod;
-pub use replica_set::ReplicaSet;
+pub use replica_set::{Backup, ReplicaSet};

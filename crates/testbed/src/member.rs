@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use crate::builder::{ReplicaSetBuilder, Tls};
 use crate::certificates::Certificates;
 use crate::error::TestbedError;
+use crate::fault_proxy::FaultProxy;
 use crate::files;
 use crate::port::Port;
 use crate::process::{Janitor, Process};
@@ -23,6 +24,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// mongod refuses a smaller cache on its command line; its storage engine does not.
 const SMALLEST_CACHE_OPTION_MB: u32 = 256;
+/// Whoever asks for less wants to see the oplog roll.
+const SMALL_OPLOG_MB: u32 = 64;
 /// Lines of log shown when a member ends unexpectedly.
 const SHOWN_LINES: usize = 15;
 
@@ -57,6 +60,7 @@ pub(crate) struct Member {
     pub(crate) address: SocketAddr,
     directory: PathBuf,
     process: Mutex<Option<Process>>,
+    pub(crate) proxy: Option<FaultProxy>,
     _port: Port,
 }
 
@@ -71,13 +75,13 @@ impl Member {
         let directory = set_directory.join(format!("member-{index}"));
         let data = directory.join("data");
         fs::create_dir_all(&data).map_err(|e| TestbedError::path("create", &data, e))?;
-        Ok(Self {
-            index,
-            address: SocketAddr::new(options.address, port.number),
-            directory,
-            process: Mutex::new(None),
-            _port: port,
-        })
+        let address = SocketAddr::new(options.address, port.number);
+        let proxy = if options.proxied {
+            Some(FaultProxy::start_on(options.address, address)?)
+        } else {
+            None
+        };
+        Ok(Self { index, address, proxy, directory, process: Mutex::new(None), _port: port })
     }
 
     pub(crate) fn data_dir(&self) -> PathBuf {
@@ -128,6 +132,10 @@ impl Member {
         option("dbpath", &self.data_dir());
         option("logpath", &self.log_path());
         option("oplogSize", &options.oplog_mb.to_string());
+
+        if options.oplog_mb < SMALL_OPLOG_MB && !options.as_in_production {
+            option("syncdelay", &"1");
+        }
 
         let cache_gb = f64::from(options.cache_mb.max(SMALLEST_CACHE_OPTION_MB)) / 1024.0;
         option("wiredTigerCacheSizeGB", &cache_gb.to_string());

@@ -1,12 +1,13 @@
 //! A replica set on loopback: start, look, break, mend, and the end of it. How one member runs is
 //! in `member.rs`, the options are in `builder.rs`.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use bson::{Document, doc};
+use bson::{Document, Timestamp, doc};
 use mongodb::Client;
 use mongodb::options::ClientOptions;
 use parking_lot::Mutex;
@@ -14,12 +15,16 @@ use parking_lot::Mutex;
 use crate::builder::{Auth, ReplicaSetBuilder, Tls};
 use crate::certificates::Certificates;
 use crate::error::TestbedError;
+use crate::fault_proxy::FaultProxy;
 use crate::files;
 use crate::member::{LOOK_AGAIN, Member, PATIENCE, SharedFiles};
 use crate::process::Janitor;
 
 /// Heartbeats of a test's set. A starting or recovering member waits for a few of them.
 const QUICK_HEARTBEAT: Duration = Duration::from_millis(100);
+/// How long a test's set waits for a silent primary: short for tests, long enough that a machine busy
+/// compiling does not make a primary look dead.
+const QUICK_ELECTION_TIMEOUT: Duration = Duration::from_secs(2);
 /// mongod's own defaults.
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(2);
 const DEFAULT_ELECTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,6 +32,8 @@ const DEFAULT_ELECTION_TIMEOUT: Duration = Duration::from_secs(10);
 const HELLO_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a primary that steps down stays away from elections; ended early once another leads.
 const STEP_DOWN_SECONDS: i32 = 30;
+/// One no-op written to roll an oplog.
+const NOTE_BYTES: usize = 1024 * 1024;
 /// Directories are kept for a look when this is set in the environment.
 const KEEP_VARIABLE: &str = "HALOCLINE_TESTBED_KEEP";
 
@@ -53,6 +60,10 @@ struct Role {
     /// Grows with every election: of two members that say they are primary the later is.
     election: Option<[u8; 12]>,
 }
+
+/// The clients that one wait asks the members with, kept from look to look.
+#[derive(Default)]
+struct Callers(HashMap<usize, Client>);
 
 impl ReplicaSet {
     /// The options to start one with.
@@ -142,10 +153,15 @@ impl ReplicaSet {
                 "electionTimeoutMillis": milliseconds(election),
             }
         };
+        let election = self.options.election_timeout.unwrap_or(if self.options.as_in_production {
+            DEFAULT_ELECTION_TIMEOUT
+        } else {
+            QUICK_ELECTION_TIMEOUT
+        });
         let config = doc! {
             "_id": &self.options.name,
             "members": self.configured_members(1),
-            "settings": settings(QUICK_HEARTBEAT, self.options.election_timeout),
+            "settings": settings(QUICK_HEARTBEAT, election),
         };
         admin(&first, doc! {"replSetInitiate": config}).await?;
         self.wait_primary().await?;
@@ -166,14 +182,10 @@ impl ReplicaSet {
             let mut config = current_config(&first).await?;
             let version = config.get_i32("version").unwrap_or(1);
             config.insert("version", version.saturating_add(1));
-            config.insert("settings", settings(DEFAULT_HEARTBEAT, self.production_election()));
+            config.insert("settings", settings(DEFAULT_HEARTBEAT, election));
             admin(&first, doc! {"replSetReconfig": config}).await?;
         }
         Ok(())
-    }
-
-    fn production_election(&self) -> Duration {
-        self.options.election_timeout.max(DEFAULT_ELECTION_TIMEOUT)
     }
 
     fn configured_members(&self, count: usize) -> Vec<Document> {
@@ -222,7 +234,7 @@ impl ReplicaSet {
         self.uri_to(&hosts.join(","), &format!("replicaSet={}", self.options.name), Identity::Root)
     }
 
-    /// A connection string that reaches member `i` and no other.
+    /// A connection string that reaches member `i` and no other, past its proxy if it has one.
     pub fn direct_uri(&self, i: usize) -> String {
         self.uri_to(&self.address(i).to_string(), "directConnection=true", Identity::Root)
     }
@@ -284,7 +296,13 @@ impl ReplicaSet {
 
     /// The name that the set's configuration has for member `i`.
     pub fn host(&self, i: usize) -> String {
-        self.address(i).to_string()
+        let member = self.member(i);
+        member.proxy.as_ref().map_or(member.address, FaultProxy::address).to_string()
+    }
+
+    /// The proxy before member `i`, in a [`proxied`](ReplicaSetBuilder::proxied) set.
+    pub fn proxy(&self, i: usize) -> Option<&FaultProxy> {
+        self.member(i).proxy.as_ref()
     }
 
     /// The port member `i` listens on.
@@ -351,11 +369,108 @@ impl ReplicaSet {
         self.wait_member_up(i).await
     }
 
+    /// Copies member `i`'s data files to `to`, replacing what is there. The member must not run; a
+    /// killed one may be copied too, its journal being part of the files.
+    pub fn copy_data_dir(&self, i: usize, to: &Path) -> Result<(), TestbedError> {
+        self.member(i).check_stopped("copied")?;
+        files::replace_directory(&self.data_dir(i), to)
+    }
+
+    /// Replaces member `i`'s data files by those copied to `from`. The member must not run.
+    pub fn restore_data_dir(&self, i: usize, from: &Path) -> Result<(), TestbedError> {
+        self.member(i).check_stopped("restored")?;
+        files::replace_directory(from, &self.data_dir(i))
+    }
+
+    /// Shuts every running member down and waits for all.
+    pub async fn stop_all(&self) -> Result<(), TestbedError> {
+        for member in self.members.iter().filter(|member| member.pid().is_some()) {
+            member.terminate()?;
+        }
+        for member in &self.members {
+            member.wait_ended().await?;
+        }
+        Ok(())
+    }
+
+    /// Starts every member that does not run and waits until all are primary or secondary.
+    pub async fn start_all(&self) -> Result<(), TestbedError> {
+        for member in self.members.iter().filter(|member| member.pid().is_none()) {
+            member.spawn(&self.options, &self.shared, &mut self.janitor.lock())?;
+        }
+        for member in &self.members {
+            member.wait_listening().await?;
+        }
+        self.wait_up().await
+    }
+
+    /// Stops the set, copies every member's data files and starts it again.
+    pub async fn back_up(&self) -> Result<Backup, TestbedError> {
+        let directory = tempfile::Builder::new()
+            .prefix("backup-")
+            .tempdir_in(&self.directory)
+            .map_err(|e| TestbedError::path("create a directory in", &self.directory, e))?;
+        self.stop_all().await?;
+        for member in &self.members {
+            self.copy_data_dir(member.index, &backed_up(directory.path(), member.index))?;
+        }
+        self.start_all().await?;
+        Ok(Backup { directory })
+    }
+
+    /// Kills the set, puts the data files of a backup of it in place and starts it again.
+    pub async fn restore(&self, backup: &Backup) -> Result<(), TestbedError> {
+        for member in &self.members {
+            member.kill();
+        }
+        for member in &self.members {
+            self.restore_data_dir(member.index, &backed_up(backup.directory.path(), member.index))?;
+        }
+        self.start_all().await
+    }
+
+    /// Writes no-ops until every running member has dropped all that is in its oplog now, so that
+    /// whoever reads it from an earlier position has lost its place. Best with a small
+    /// [`oplog_mb`](ReplicaSetBuilder::oplog_mb): somewhat more than that is written.
+    pub async fn roll_oplog(&self) -> Result<(), TestbedError> {
+        let began = Instant::now();
+        let primary = self.direct_client(self.wait_primary().await?).await?;
+        let newest = oplog_end(&primary, -1).await?;
+        let mut members = Vec::new();
+        for member in self.members.iter().filter(|member| member.answers()) {
+            members.push(self.direct_client(member.index).await?);
+        }
+        let filler = "x".repeat(NOTE_BYTES);
+        let notes_a_round = (self.options.oplog_mb / 4).clamp(1, 64);
+        loop {
+            for _ in 0..notes_a_round {
+                admin(&primary, doc! {"appendOplogNote": 1, "data": {"filler": &filler}}).await?;
+            }
+            let mut oldest = None;
+            for member in &members {
+                let here = oplog_end(member, 1).await?;
+                oldest = Some(oldest.map_or(here, |least: Timestamp| least.min(here)));
+            }
+            if oldest.is_some_and(|oldest| oldest > newest) {
+                return Ok(());
+            }
+            self.tire(began, "oplog entries to be dropped", || {
+                format!("the oldest is of {oldest:?}, wanted one after {newest:?}")
+            })?;
+            // What the last checkpoint needs stays until the next.
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
     /// Looks once which member is primary.
     pub async fn primary_index(&self) -> Option<usize> {
+        self.primary_seen(&mut Callers::default()).await
+    }
+
+    async fn primary_seen(&self, callers: &mut Callers) -> Option<usize> {
         let mut latest: Option<(Option<[u8; 12]>, usize)> = None;
         for member in &self.members {
-            if let Ok(Role { primary: true, election, .. }) = self.role(member).await {
+            if let Ok(Role { primary: true, election, .. }) = self.role(member, callers).await {
                 latest = latest.max(Some((election, member.index)));
             }
         }
@@ -372,8 +487,9 @@ impl ReplicaSet {
         wanted: impl Fn(usize) -> bool,
     ) -> Result<usize, TestbedError> {
         let began = Instant::now();
+        let mut callers = Callers::default();
         loop {
-            let primary = self.primary_index().await;
+            let primary = self.primary_seen(&mut callers).await;
             if let Some(index) = primary.filter(|&index| wanted(index)) {
                 return Ok(index);
             }
@@ -394,8 +510,9 @@ impl ReplicaSet {
     async fn wait_member_up(&self, i: usize) -> Result<(), TestbedError> {
         let member = self.member(i);
         let began = Instant::now();
+        let mut callers = Callers::default();
         loop {
-            let role = self.role(member).await;
+            let role = self.role(member, &mut callers).await;
             if role.as_ref().is_ok_and(|role| role.primary || role.secondary) {
                 return Ok(());
             }
@@ -421,7 +538,7 @@ impl ReplicaSet {
         })
     }
 
-    async fn role(&self, member: &Member) -> Result<Role, TestbedError> {
+    async fn role(&self, member: &Member, callers: &mut Callers) -> Result<Role, TestbedError> {
         member.check_alive("it was asked for its state")?;
         if !member.answers() {
             return Err(TestbedError::WrongState {
@@ -430,7 +547,14 @@ impl ReplicaSet {
                 action: "asked for its state",
             });
         }
-        let client = self.direct_client_as(member.index, Identity::Nobody).await?;
+        let client = match callers.0.get(&member.index) {
+            Some(client) => client.clone(),
+            None => {
+                let client = self.direct_client_as(member.index, Identity::Nobody).await?;
+                callers.0.insert(member.index, client.clone());
+                client
+            }
+        };
         let hello = tokio::time::timeout(HELLO_PATIENCE, admin(&client, doc! {"hello": 1}))
             .await
             .map_err(|_| TestbedError::TimedOut {
@@ -460,6 +584,17 @@ impl ReplicaSet {
         admin(&client, doc! {"replSetFreeze": 0}).await?;
         self.wait_primary().await
     }
+}
+
+/// The data files of a replica set as they were, made by [`ReplicaSet::back_up`]. Dropping it removes
+/// them; they go with their replica set in any case.
+#[derive(Debug)]
+pub struct Backup {
+    directory: tempfile::TempDir,
+}
+
+fn backed_up(directory: &Path, member: usize) -> PathBuf {
+    directory.join(format!("member-{member}"))
 }
 
 impl Drop for ReplicaSet {
@@ -494,6 +629,16 @@ async fn current_config(client: &Client) -> Result<Document, TestbedError> {
     let reply = admin(client, doc! {"replSetGetConfig": 1}).await?;
     reply.get_document("config").cloned().map_err(|e| {
         TestbedError::io("replSetGetConfig answered without a config", std::io::Error::other(e))
+    })
+}
+
+/// The time of a member's oldest (1) or newest (-1) oplog entry.
+async fn oplog_end(client: &Client, direction: i32) -> Result<Timestamp, TestbedError> {
+    let oplog = client.database("local").collection::<Document>("oplog.rs");
+    let entry = oplog.find_one(doc! {}).sort(doc! {"$natural": direction}).await;
+    let entry = entry.map_err(|e| TestbedError::driver("reading the oplog", e))?;
+    entry.and_then(|entry| entry.get_timestamp("ts").ok()).ok_or_else(|| {
+        TestbedError::io("reading the oplog", std::io::Error::other("no entry with a time"))
     })
 }
 
