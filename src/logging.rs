@@ -17,7 +17,11 @@ pub enum Format {
 
 /// Starts logging to standard error. Once a process.
 pub fn start(options: &LogOptions) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let filter = EnvFilter::try_new(&options.level)?;
+    let mut filter = EnvFilter::try_new(&options.level)?;
+    // Its lines about workers and ports repeat what the daemon says itself.
+    if !options.level.contains("actix_server") {
+        filter = filter.add_directive("actix_server=warn".parse()?);
+    }
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if options.json {
         builder.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
