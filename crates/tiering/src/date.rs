@@ -101,7 +101,7 @@ impl DateKind {
 
     /// The point a value of this kind lies in, rounded down to the kind's unit. None when the value
     /// is not of this kind (or is NaN, which no range matches). Infinities and numbers beyond 64
-    /// bits give the outermost points.
+    /// bits give the outermost points: only there a value may be older than its point.
     pub fn from_bson(self, value: RawBsonRef<'_>) -> Option<DatePoint> {
         match (self, value) {
             (Self::Date, RawBsonRef::DateTime(date)) => Some(DatePoint(date.timestamp_millis())),

@@ -25,9 +25,10 @@ const ABOVE_NUMBER: [i32; 5] = [2, 14, 3, 5, 7];
 /// Types above ObjectId and not above date: boolean, date.
 const ABOVE_OBJECT_ID: [i32; 2] = [8, 9];
 /// Types above date: timestamp, regular expression, DBPointer, both kinds of code, MaxKey.
-const ABOVE_DATE: [i32; 6] = [17, 11, 12, 13, 15, 127];
-/// Array, by the number `$type` takes.
+const ABOVE_DATE: [i32; 6] = [17, 11, 12, 13, 15, MAX_KEY];
+/// Array and MaxKey, by the numbers `$type` takes.
 const ARRAY: i32 = 4;
+const MAX_KEY: i32 = 127;
 
 /// Where one document stands in a sort by date; what comes later in an ascending sort is greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,7 +63,7 @@ impl DateField {
 
     /// The same documents as an index range: `min` of a `find` with a hint on an index whose first
     /// (or only) field is the date; further fields of the index need `MinKey` added (or `MaxKey`,
-    /// where they descend).
+    /// where they descend). No range reaches `MaxKey` itself: [`max_key`](Self::max_key) does.
     pub fn above_type_min(&self) -> RawDocumentBuf {
         let first = match self.kind() {
             DateKind::Date => RawBson::Timestamp(Timestamp { time: 0, increment: 0 }),
@@ -70,6 +71,12 @@ impl DateField {
             DateKind::EpochSeconds | DateKind::EpochMillis => RawBson::String(String::new()),
         };
         self.value(first)
+    }
+
+    /// The documents whose date is `MaxKey`, which [`above_type_min`](Self::above_type_min) leaves
+    /// out and [`above_type`](Self::above_type) includes.
+    pub fn max_key(&self) -> RawDocumentBuf {
+        self.condition([(cstr!("$type"), RawBson::Int32(MAX_KEY))])
     }
 
     /// Everything the fast tier holds when its boundary is `from`: the window and what sorts above
