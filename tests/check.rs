@@ -1,9 +1,11 @@
 //! `halocline check` against real replica sets: each kind of problem is planted and must be found,
 //! and a deployment that is in order must pass. What check refuses, run refuses.
 
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
+
 use std::process::{Command, Output};
 
-use halocline_testbed::{Auth, ReplicaSet};
+use halocline_testbed::{Auth, ReplicaSet, Tls};
 use mongodb::bson::{Document, doc};
 use serde_json::Value;
 
@@ -273,4 +275,34 @@ async fn credentials_are_used_and_wrong_ones_are_named() {
     let report = Report::of(halocline(directory.path(), "check", &["--json"], &base).await);
     assert_eq!(report.code, Some(1), "no credentials at all");
     report.has("error", "reachable", "fast tier", "requires authentication");
+}
+
+/// TLS towards a tier: the right files pass; without them, or against a tier that has none, the
+/// finding says that TLS is the difference.
+#[tokio::test]
+async fn tls_on_one_end_only_is_told_as_such() {
+    let (fast, archive) = tokio::join!(
+        ReplicaSet::builder().name("fast").tls(Tls::Mutual).start(),
+        ReplicaSet::builder().name("archive").start(),
+    );
+    let (fast, archive) = (fast.unwrap(), archive.unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let files = fast.certificates().unwrap();
+    let base = config(&format!("mongodb://{}/?replicaSet=fast", fast.host(0)), &archive.uri(), &[]);
+    let lines = format!(
+        "tls_ca_file = {:?}\ntls_certificate_key_file = {:?}\n",
+        files.ca_file, files.client_file
+    );
+
+    let both = base.replace("[archive]", &format!("{lines}[archive]"));
+    let report = Report::of(halocline(directory.path(), "check", &["--json"], &both).await);
+    assert_eq!((report.code, report.count("error")), (Some(0), 0), "{:#}", report.json);
+
+    let report = Report::of(halocline(directory.path(), "check", &["--json"], &base).await);
+    assert_eq!(report.code, Some(1));
+    report.has("error", "reachable", "fast tier", "TLS");
+
+    let wrong_tier = base.replace("[archive]\n", &format!("[archive]\n{lines}"));
+    let report = Report::of(halocline(directory.path(), "check", &["--json"], &wrong_tier).await);
+    report.has("error", "reachable", "archive", "TLS");
 }

@@ -176,8 +176,15 @@ fn cause(error: &mongodb::error::Error) -> String {
             return known.to_lowercase();
         }
     }
-    if text.contains("InvalidCertificate") || text.contains("certificate") {
+    if text.contains("certificate") || text.contains("Certificate") {
         return "its TLS certificate is not accepted".into();
+    }
+    // A server that wants TLS hangs up on plain bytes; one without TLS on a TLS greeting.
+    if ["unexpected end of file", "early eof", "tls handshake eof", "InvalidContentType"]
+        .iter()
+        .any(|sign| text.contains(sign))
+    {
+        return "it hangs up at once, as if TLS were on at one end only".into();
     }
     match text.split_once("Error: ") {
         Some((_, cause)) => cause.trim_end_matches(['}', ' ', '>', ']']).to_owned(),

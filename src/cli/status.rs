@@ -36,8 +36,14 @@ const LARGEST_ANSWER: usize = 64 << 20;
 #[command(after_help = EXAMPLES)]
 pub struct Status {
     /// Address of the daemon's admin server
-    #[arg(long, value_name = "ADDRESS:PORT", env = "HALOCLINE_ADMIN", conflicts_with = "config")]
-    admin: Option<SocketAddr>,
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        env = "HALOCLINE_ADMIN",
+        conflicts_with = "config",
+        value_parser = host_and_port
+    )]
+    admin: Option<String>,
     /// Configuration file of the daemon, to take the address from
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -50,17 +56,16 @@ impl Status {
     pub(super) fn run(self) -> Exit {
         let address = match (self.admin, &self.config) {
             (Some(address), _) => address,
-            (None, None) => DEFAULT_ADMIN,
+            (None, None) => DEFAULT_ADMIN.to_string(),
             (None, Some(path)) => match Config::load(path) {
-                Ok(config) => config.admin.listen,
+                Ok(config) => reachable(config.admin.listen).to_string(),
                 Err(problems) => {
                     super::complain(path, &problems);
                     return Exit::Usage;
                 }
             },
         };
-        let address = reachable(address);
-        let status = match actix_rt::System::new().block_on(ask(address)) {
+        let status = match actix_rt::System::new().block_on(ask(&address)) {
             Ok(status) => status,
             Err(why) => {
                 eprintln!(
@@ -96,7 +101,17 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-async fn ask(address: SocketAddr) -> Result<DaemonStatus, String> {
+/// Accepts `host:port`; names are looked up when the daemon is asked.
+fn host_and_port(text: &str) -> Result<String, String> {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+            Ok(text.to_owned())
+        }
+        _ => Err("write it as host:port, such as 127.0.0.1:27118".into()),
+    }
+}
+
+async fn ask(address: &str) -> Result<DaemonStatus, String> {
     let client = awc::Client::builder().timeout(PATIENCE).finish();
     let url = format!("http://{address}/status");
     let mut reply = client.get(url).send().await.map_err(|error| error.to_string())?;

@@ -13,13 +13,13 @@ const SHORT_KEEP: Duration = Duration::from_secs(60 * 60);
 
 /// Adds everything that does not fit together.
 pub fn judge(assembly: &Assembly, problems: &mut Vec<Problem>, warnings: &mut Vec<Problem>) {
-    addresses(assembly, problems);
+    addresses(assembly, problems, warnings);
     tiers(assembly, problems);
     collections(assembly, problems, warnings);
     residency(assembly, problems, warnings);
 }
 
-fn addresses(assembly: &Assembly, problems: &mut Vec<Problem>) {
+fn addresses(assembly: &Assembly, problems: &mut Vec<Problem>, warnings: &mut Vec<Problem>) {
     let path = "listen.addresses";
     let mut seen = HashSet::new();
     for found in &assembly.listen {
@@ -57,6 +57,17 @@ fn addresses(assembly: &Assembly, problems: &mut Vec<Problem>) {
         }
     }
     let Some(admin) = &assembly.admin else { return };
+    if !is_loopback(&admin.value) {
+        let what = format!(
+            "`{}` shows host names, namespaces and rates to whoever reaches it",
+            admin.value
+        );
+        warnings.push(
+            Problem::new("admin.listen", &admin.origin, what)
+                .allowed("fine where only operators and Prometheus can reach it")
+                .example(r#"listen = "127.0.0.1:27118""#),
+        );
+    }
     let clash = |other: &super::Found<std::net::SocketAddr>| {
         let (a, b) = (other.value, admin.value);
         a.port() == b.port()

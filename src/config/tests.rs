@@ -310,6 +310,14 @@ fn addresses_do_not_collide() {
     assert!(read(&listen(r#"["127.0.0.1:0", "127.0.0.1:0"]"#)).is_ok(), "port 0 is any free port");
     let own = listen(r#"["127.0.0.1:5"]"#).replace("fast1:27017", "localhost:5");
     assert!(only(&own).what.contains("connect to itself"));
+    let everywhere = own.replace("127.0.0.1:5\"]", "0.0.0.0:5\"]\nallow_unauthenticated = true");
+    assert!(only(&everywhere).what.contains("connect to itself"));
+}
+
+#[test]
+fn an_admin_port_for_everybody_is_remarked_on() {
+    let open = read(&format!("{SMALL}[admin]\nlisten = \"0.0.0.0:27118\"\n")).unwrap();
+    assert_eq!(open.warnings[0].path, "admin.listen");
 }
 
 #[test]

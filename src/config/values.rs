@@ -162,12 +162,15 @@ fn host_and_port(address: &ServerAddress) -> String {
     }
 }
 
-/// One spelling for every name of this machine, so that two seeds can be compared.
+/// One spelling for every name of this machine, so that two addresses can be compared. "Every
+/// interface" includes the loopback one.
 pub fn same_host(host_and_port: &str) -> String {
     let (host, port) = host_and_port.rsplit_once(':').unwrap_or((host_and_port, ""));
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let local = bare == "localhost"
-        || bare.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
+        || bare
+            .parse::<IpAddr>()
+            .is_ok_and(|ip| ip.to_canonical().is_loopback() || ip.is_unspecified());
     if local { format!("{}:{port}", Ipv4Addr::LOCALHOST) } else { host_and_port.to_lowercase() }
 }
 
