@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bson::raw::{RawBson, RawBsonRef, RawDocument, RawDocumentBuf, cstr};
+use bson::spec::ElementType;
 use bson::{Binary, RawArrayBuf, Timestamp, Uuid, rawdoc};
 
 use crate::error::{ClusterError, ServerError};
@@ -278,6 +279,10 @@ impl Move {
         let mut bytes = 0;
         for document in documents {
             let document = document.as_ref();
+            if has_empty_timestamp(document) {
+                self.insert_literally(db, coll, uuid, document).await?;
+                continue;
+            }
             let size = document.as_bytes().len();
             if !batch.is_empty() && (bytes + size > INSERT_BYTES || batch.len() == INSERT_DOCUMENTS)
             {
@@ -300,6 +305,28 @@ impl Move {
     ) -> Result<(), ClusterError> {
         let insert = rawdoc! { "insert": coll, "collectionUUID": Binary::from(uuid) };
         self.run(db, insert, &[("documents", batch)]).await.map(drop)
+    }
+
+    /// Inserts a document whose bytes an insert would change: as an upsert that never matches, from
+    /// a pipeline that leaves values alone. Errors are those of an insert.
+    async fn insert_literally(
+        &mut self,
+        db: &str,
+        coll: &str,
+        uuid: Uuid,
+        document: &RawDocument,
+    ) -> Result<(), ClusterError> {
+        let id = document.get("_id").ok().flatten().map_or(RawBson::Null, RawBson::from);
+        let update = rawdoc! {
+            "update": coll,
+            "collectionUUID": Binary::from(uuid),
+            "updates": [{
+                "q": { "_id": { "$eq": id }, "$alwaysFalse": 1 },
+                "u": [{ "$replaceWith": { "$literal": document.to_owned() } }],
+                "upsert": true,
+            }],
+        };
+        self.run(db, update, &[]).await.map(drop)
     }
 
     /// Deletes the documents with these `_id`s and returns how many there were.
@@ -530,6 +557,16 @@ impl fmt::Debug for Move {
             .field("state", &self.state)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether an insert would replace one of the document's values by the current time, as the server
+/// does with `Timestamp(0, 0)` at the top level.
+fn has_empty_timestamp(document: &RawDocument) -> bool {
+    const EMPTY: Timestamp = Timestamp { time: 0, increment: 0 };
+    document.iter_elements().map_while(Result::ok).any(|element| {
+        element.element_type() == ElementType::Timestamp
+            && element.value().is_ok_and(|value| value.as_timestamp() == Some(EMPTY))
+    })
 }
 
 /// Appends a reply's batch and returns the cursor if there is more.

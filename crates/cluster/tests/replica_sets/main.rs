@@ -1,4 +1,6 @@
 //! The crate against real replica sets.
 
+mod feed;
+mod moves;
 mod pool;
 mod support;

@@ -8,7 +8,7 @@ use halocline_cluster::{Cluster, ClusterOptions, Pool, Tier};
 use halocline_testbed::ReplicaSet;
 
 /// How long a condition may take to come about before the test is given up.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Runs a test on a current-thread runtime with local tasks.
 pub fn run<T>(test: impl Future<Output = T>) -> T {
