@@ -2,6 +2,7 @@
 
 mod builder;
 mod certificates;
+mod companion;
 mod compare;
 mod error;
 mod fault_proxy;
@@ -14,6 +15,7 @@ mod replica_set;
 
 pub use builder::{Auth, ReplicaSetBuilder, Tls};
 pub use certificates::Certificates;
+pub use companion::Companion;
 pub use compare::{Difference, MOST_DIFFERENCES, compare_collections};
 pub use error::TestbedError;
 pub use fault_proxy::{Direction, FaultProxy, LostReply};

@@ -92,6 +92,17 @@ impl Process {
         output: std::fs::File,
         janitor: &mut Janitor,
     ) -> io::Result<Self> {
+        Self::start_without(&[], program, arguments, output, janitor)
+    }
+
+    /// The same, hiding the environment variables `hidden` from it.
+    pub(crate) fn start_without(
+        hidden: &[std::ffi::OsString],
+        program: &Path,
+        arguments: &[std::ffi::OsString],
+        output: std::fs::File,
+        janitor: &mut Janitor,
+    ) -> io::Result<Self> {
         let mut command = match setpriv() {
             Some(setpriv) => {
                 let mut command = Command::new(setpriv);
@@ -107,6 +118,9 @@ impl Process {
             .stderr(output.try_clone()?)
             .stdout(output)
             .process_group(0);
+        for variable in hidden {
+            command.env_remove(variable);
+        }
         let child = spawn(command)?;
         let mut process = Self { child, paused: false };
         if let Err(error) = janitor.also_kill(process.pid()) {

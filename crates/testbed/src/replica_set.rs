@@ -2,6 +2,7 @@
 //! in `member.rs`, the options are in `builder.rs`.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,11 +15,12 @@ use parking_lot::Mutex;
 
 use crate::builder::{Auth, ReplicaSetBuilder, Tls};
 use crate::certificates::Certificates;
+use crate::companion::Companion;
 use crate::error::TestbedError;
 use crate::fault_proxy::FaultProxy;
 use crate::files;
 use crate::member::{LOOK_AGAIN, Member, PATIENCE, SharedFiles};
-use crate::process::Janitor;
+use crate::process::{Janitor, Process};
 
 /// Heartbeats of a test's set. A starting or recovering member waits for a few of them.
 const QUICK_HEARTBEAT: Duration = Duration::from_millis(100);
@@ -287,6 +289,30 @@ impl ReplicaSet {
     /// Where everything of the set is.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// Starts another program that must not outlive this process either, such as a daemon that uses
+    /// the set: with these arguments, without the environment variables `hidden`, its output in that
+    /// file. It is cleaned up after like a member, by the path of a file in
+    /// [`directory`](Self::directory) that one of the arguments must name.
+    pub fn start_beside(
+        &self,
+        program: &Path,
+        arguments: &[OsString],
+        hidden: &[OsString],
+        output: std::fs::File,
+    ) -> Result<Companion, TestbedError> {
+        let directory = self.directory.to_string_lossy();
+        if !arguments.iter().any(|a| a.to_string_lossy().contains(directory.as_ref())) {
+            return Err(TestbedError::Option(format!(
+                "{} could not be told from other processes: no argument names a file in {directory}",
+                program.display()
+            )));
+        }
+        let mut janitor = self.janitor.lock();
+        Process::start_without(hidden, program, arguments, output, &mut janitor)
+            .map(Companion::new)
+            .map_err(|e| TestbedError::path("start", program, e))
     }
 
     /// Where member `i` listens.
