@@ -132,7 +132,7 @@ impl ReplicaSetBuilder {
         self
     }
 
-    /// The address to listen on and to be known by; 127.0.0.1 by default.
+    /// The loopback address to listen on and to be known by; 127.0.0.1 by default.
     pub fn bind(mut self, address: IpAddr) -> Self {
         self.address = address;
         self
@@ -203,6 +203,13 @@ impl ReplicaSetBuilder {
         }
         if self.name.is_empty() || self.name.contains(['/', '?', '&', '=', ',', ' ']) {
             return option(format!("{:?} cannot be a replica set's name", self.name));
+        }
+        if !self.address.is_loopback() {
+            return option(format!(
+                "{} is not a loopback address, and a test's mongod must not be reachable from \
+                 elsewhere",
+                self.address
+            ));
         }
         if self.cache_mb == 0 || self.oplog_mb == 0 {
             return option("cache and oplog need at least 1 MB each".into());

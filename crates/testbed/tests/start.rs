@@ -185,6 +185,7 @@ async fn a_mongod_that_refuses_its_options_is_quoted() {
         (ReplicaSet::builder().members(8), "members"),
         (ReplicaSet::builder().name("a b"), "name"),
         (ReplicaSet::builder().oplog_mb(0), "oplog"),
+        (ReplicaSet::builder().bind("0.0.0.0".parse().unwrap()), "loopback"),
     ] {
         let error = builder.start().await.unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
