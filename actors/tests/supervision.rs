@@ -1,6 +1,13 @@
 //! Supervision on real arbiters: what counts as a panic, who is restarted, who waits, what a drain
-//! does and in which order. Client connections are covered in `connections.rs`.
+//! does and in which order. What connections do otherwise is in `connections`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+#[cfg(feature = "test-hooks")]
+#[path = "connections/echo.rs"]
+mod echo;
+#[cfg(feature = "test-hooks")]
+#[path = "connections/raw.rs"]
+mod raw;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -576,6 +583,46 @@ mod injected {
             assert_eq!(incarnation(&child).await, 2);
             child.send(Checked).await.unwrap();
             assert_eq!(counts(&supervisor).panics, 1);
+        });
+    }
+
+    /// One test: what is armed is armed for the whole process.
+    #[test]
+    fn clients_survive_the_panics_of_everything_around_them() {
+        run(async {
+            let server = echo::Server::with(1, 100, |_| {}).await;
+            let mut before = raw::Raw::connect(server.address).await;
+            before.ping().await;
+
+            // The acceptor: the client it held is lost, the port stays open.
+            panic_injection::arm("acceptor", 1);
+            raw::Raw::connect(server.address).await.closed().await;
+            eventually("a new acceptor", || server.counts("acceptor").restarts == 1).await;
+            raw::Raw::connect(server.address).await.ping().await;
+            before.ping().await;
+
+            // The thread's own actor: its connections live on, and a drain still reaches them.
+            panic_injection::arm("connection_thread", 1);
+            raw::Raw::connect(server.address).await.closed().await;
+            eventually("a new one", || server.counts("connection_thread").restarts == 1).await;
+            let mut after = raw::Raw::connect(server.address).await;
+            after.ping().await;
+            before.ping().await;
+
+            // A connection: that client alone, and nobody restarts it.
+            panic_injection::arm("connection_handler", 1);
+            let ping = bson::doc! { "ping": 1, "$db": "d" };
+            after.send(&raw::request(1, halocline_wire::MsgFlags::NONE, ping)).await;
+            after.closed().await;
+            eventually("it is counted", || server.counts("connection_handler").panics == 1).await;
+            assert_eq!(server.counts("connection_handler").restarts, 0);
+            before.ping().await;
+
+            let report = server.drain().await;
+            before.closed().await;
+            assert!(report.is_clean(), "{report:?}");
+            assert_eq!(server.clients.open(), 0);
+            assert!(server.supervisor.failed().borrow().is_none());
         });
     }
 }
