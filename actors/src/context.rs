@@ -1,8 +1,8 @@
 //! What one thread owns: its pools to both tiers, its reserved sessions for moves, its recorder.
 //! Everything here is `!Send`; actors and tasks of one arbiter share it through an `Rc`.
 
-use std::cell::{Cell, OnceCell, RefCell};
-use std::rc::Rc;
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use bson::Timestamp;
@@ -41,20 +41,24 @@ struct ClientClock {
 }
 
 thread_local! {
-    static CURRENT: OnceCell<Rc<ThreadContext>> = const { OnceCell::new() };
+    // Weak: connections must close while their thread's runtime still stands, which is when the
+    // last actor goes, and not when the thread's own variables are destroyed.
+    static CURRENT: RefCell<Weak<ThreadContext>> = const { RefCell::new(Weak::new()) };
 }
 
 impl ThreadContext {
-    /// The calling thread's context, made on first use.
+    /// The calling thread's context: made on first use, and again when nobody had kept it.
     #[must_use]
     pub fn current(shared: &Arc<Shared>) -> Rc<Self> {
-        CURRENT.with(|current| {
-            let made = current.get_or_init(|| Rc::new(Self::new(shared.clone())));
-            if Arc::ptr_eq(&made.shared, shared) {
-                return made.clone();
+        CURRENT.with_borrow_mut(|current| {
+            if let Some(made) = current.upgrade()
+                && Arc::ptr_eq(&made.shared, shared)
+            {
+                return made;
             }
-            // Only tests run two daemons on one thread.
-            Rc::new(Self::new(shared.clone()))
+            let made = Rc::new(Self::new(shared.clone()));
+            *current = Rc::downgrade(&made);
+            made
         })
     }
 
