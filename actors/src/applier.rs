@@ -183,6 +183,7 @@ async fn apply(context: &ThreadContext, batch: &Apply) -> Result<Applied, ApplyE
         }
     }
     let written = writes.finish().await?;
+    checkpoint("applier/written");
     applied.upserts = written.upserts;
     applied.deletes = written.deletes;
     for key in &written.acknowledged {

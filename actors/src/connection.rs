@@ -405,6 +405,7 @@ impl<E: Execute> Connection<E> {
         checkpoint(CONNECTION_HANDLER);
         let outcome = executor.execute(client, msg, request_id).await;
         shared.busy_since.set(None);
+        checkpoint("connection_handler/executed");
         outcome
     }
 

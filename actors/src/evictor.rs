@@ -298,6 +298,7 @@ impl Rounds {
                 return Err(error);
             }
         }
+        checkpoint("evictor/deleted");
         match moving.commit().await {
             Ok(()) => {}
             Err(error) if error.is_write_conflict() || error.is_transient_transaction() => {

@@ -399,6 +399,7 @@ impl Mirror {
                         while let Ok(batch) = batches.try_recv() {
                             self.ingest(&shared, batch);
                         }
+                        checkpoint("feeder/ingested");
                         Ok(())
                     }
                     None => Err(End::Interrupted("the change stream's reader has ended".into())),

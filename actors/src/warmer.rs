@@ -317,7 +317,10 @@ impl Work {
             Ok(documents.len())
         };
         match outcome.await {
-            Ok(copied) => moving.commit().await.map(|()| copied),
+            Ok(copied) => {
+                checkpoint("warmer/copied");
+                moving.commit().await.map(|()| copied)
+            }
             Err(error) => {
                 moving.abort().await;
                 Err(error)

@@ -20,6 +20,7 @@ use crate::context::ThreadContext;
 use crate::execute::deadline::Deadline;
 use crate::execute::refusal::Refusal;
 use crate::fetch::find_all;
+use crate::panic_injection::checkpoint;
 use crate::shared::{Collection, FRESH_OBJECT_ID};
 
 /// Where a key turned out to be.
@@ -129,6 +130,7 @@ async fn bring(
         };
         let inserted =
             moving.insert(collection.ns.db(), collection.ns.coll(), *uuid, &[&document]).await;
+        checkpoint("connection_handler/faulted_in");
         let error = match inserted {
             Ok(()) => match moving.commit().await {
                 Ok(()) => {
