@@ -108,6 +108,7 @@ pub async fn run(config: Config) -> anyhow::Result<bool> {
     *running.listening.write() = listeners.addresses().to_vec();
 
     let clean = wait_for_the_end(&running, &mut signals).await;
+    running.shared.draining.store(true, std::sync::atomic::Ordering::Relaxed);
     hello.begin_draining(Instant::now() + deadline);
     info!(?deadline, "draining");
     let report = running.supervisor.drain(deadline).await;
@@ -181,7 +182,7 @@ async fn prepare(context: &ThreadContext) -> anyhow::Result<()> {
             .await
             .with_context(|| format!("{} could not be prepared on both tiers", collection.name))?;
         let stored = boundary::load(context, collection).await?;
-        collection.boundary.publish(stored.complete_from);
+        collection.boundary.publish(stored.raise_epoch, stored.complete_from);
     }
     Ok(())
 }

@@ -214,7 +214,9 @@ async fn read_fast(
     };
     let mut connection = context.fast.primary().await?;
     let (documents, reply) = find_all(&mut connection, collection.ns.db(), &find).await?;
-    let read_at = reply.cluster_time().map_or(ClusterTime::ZERO, ClusterTime::from);
+    let read_at = reply.cluster_time().map(ClusterTime::from).ok_or_else(|| {
+        ApplyError::Unavailable("a reply of the fast tier carries no $clusterTime".into())
+    })?;
     let mut found: HashMap<Key, RawDocumentBuf> = HashMap::with_capacity(documents.len());
     for document in documents {
         if let Ok(key) = Key::of(&document) {

@@ -192,9 +192,7 @@ impl Rounds {
         if stored.complete_from.is_some_and(|from| from < horizon) {
             stored = boundary::raise(&self.context, &self.collection, horizon).await?;
         }
-        if self.collection.boundary.complete_from() != stored.complete_from {
-            self.collection.boundary.publish(stored.complete_from);
-        }
+        self.collection.boundary.publish(stored.raise_epoch, stored.complete_from);
         if self.collection.boundary.is_held_below(horizon) {
             self.blocked.held.increment(1);
             return Ok(None);

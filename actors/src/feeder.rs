@@ -13,9 +13,9 @@ use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler,
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
-use halocline_cluster::ClusterError;
 use halocline_cluster::feed::{ChangeFeed, FeedBatch, FeedError, FeedOp, FeedStart, ResumeToken};
 use halocline_cluster::lanes::{LaneError, LaneSet};
+use halocline_cluster::{ClusterError, Tier};
 use halocline_tiering::key::Key;
 use halocline_tiering::pending::{Change, Flushed, Ticket};
 use halocline_tiering::time::ClusterTime;
@@ -698,5 +698,8 @@ async fn write_heartbeat(context: &ThreadContext) -> Result<ClusterTime, Cluster
     };
     let mut connection = context.fast.primary().await?;
     let reply = connection.run("halocline", &update).await?;
-    Ok(reply.cluster_time().map_or(ClusterTime::ZERO, ClusterTime::from))
+    reply.cluster_time().map(ClusterTime::from).ok_or_else(|| ClusterError::Aborted {
+        tier: Tier::Fast,
+        message: "a reply carries no $clusterTime; is it a replica set?".into(),
+    })
 }

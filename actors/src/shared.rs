@@ -239,6 +239,8 @@ pub struct MoveCounts {
 pub struct Boundary {
     /// The fast tier holds every live document from here on; `None`: nothing is complete.
     pub complete_from: Option<DatePoint>,
+    /// The stored boundary's raise epoch this was read or committed under.
+    raise_epoch: i64,
 }
 
 /// The current boundary, and the older ones somebody still relies on (protocol rule 30).
@@ -261,10 +263,22 @@ impl BoundaryCell {
         self.current.load().complete_from
     }
 
-    /// Publishes a new boundary.
-    pub fn publish(&self, complete_from: Option<DatePoint>) {
-        let old = self.current.swap(Arc::new(Boundary { complete_from }));
+    /// Publishes what was stored under a raise epoch. News that is older than what is known is
+    /// passed over: a warm-up's commit may be heard of after the raise that followed it. Under one
+    /// epoch the boundary only falls.
+    pub fn publish(&self, raise_epoch: i64, complete_from: Option<DatePoint>) {
         let mut older = self.older.lock();
+        let known = self.current.load();
+        let lower = match (known.complete_from, complete_from) {
+            (_, None) => false,
+            (None, Some(_)) => true,
+            (Some(known), Some(new)) => new < known,
+        };
+        if raise_epoch < known.raise_epoch || (raise_epoch == known.raise_epoch && !lower) {
+            return;
+        }
+        drop(known);
+        let old = self.current.swap(Arc::new(Boundary { complete_from, raise_epoch }));
         older.retain(|b| b.strong_count() > 0);
         older.push(Arc::downgrade(&old));
     }
@@ -289,15 +303,31 @@ mod tests {
     #[test]
     fn an_old_boundary_is_held_until_its_last_reader_ends() {
         let cell = BoundaryCell::default();
-        cell.publish(Some(DatePoint(10)));
+        cell.publish(1, Some(DatePoint(10)));
         let reader = cell.hold();
         assert!(!cell.is_held_below(DatePoint(20)));
-        cell.publish(Some(DatePoint(20)));
+        cell.publish(2, Some(DatePoint(20)));
         assert!(cell.is_held_below(DatePoint(20)));
         let second = reader.clone();
         drop(reader);
         assert!(cell.is_held_below(DatePoint(20)));
         drop(second);
         assert!(!cell.is_held_below(DatePoint(20)));
+    }
+
+    /// Rule 28: a warm-up whose commit is heard of late must not undo the raise that followed it.
+    #[test]
+    fn late_news_of_a_lower_boundary_does_not_undo_a_raise() {
+        let cell = BoundaryCell::default();
+        cell.publish(1, Some(DatePoint(30)));
+        cell.publish(2, Some(DatePoint(40)));
+        cell.publish(1, Some(DatePoint(10)));
+        assert_eq!(cell.complete_from(), Some(DatePoint(40)));
+        cell.publish(2, Some(DatePoint(35)));
+        assert_eq!(cell.complete_from(), Some(DatePoint(35)));
+        cell.publish(2, None);
+        assert_eq!(cell.complete_from(), Some(DatePoint(35)));
+        cell.publish(3, None);
+        assert_eq!(cell.complete_from(), None);
     }
 }

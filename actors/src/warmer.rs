@@ -151,9 +151,7 @@ impl Work {
         let collection = self.collection.clone();
         let field = &collection.date;
         let stored = boundary::load(&self.context, &collection).await?;
-        if collection.boundary.complete_from() != stored.complete_from {
-            collection.boundary.publish(stored.complete_from);
-        }
+        collection.boundary.publish(stored.raise_epoch, stored.complete_from);
         let now = field.kind().point_of_system_time(SystemTime::now());
         let target = field.kind().before(now, collection.keep);
         self.report(stored.complete_from, target, now);
@@ -269,7 +267,7 @@ impl Work {
                     self.documents.increment(copied as u64);
                     self.collection.moves.warmed.fetch_add(copied as u64, Ordering::Relaxed);
                     if let Some(from) = lower_to {
-                        self.collection.boundary.publish(Some(from));
+                        self.collection.boundary.publish(stored.raise_epoch, Some(from));
                     }
                     return Ok(());
                 }

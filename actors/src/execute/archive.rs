@@ -114,7 +114,7 @@ impl Engine {
             exchange(&self.context, Tier::Fast, &bytes, crate::execute::forward::Repeat::Freely)
                 .await
                 .map_err(|error| Refusal::unreachable(Tier::Fast, &error))?;
-        Ok(reply.time())
+        reply.time()
     }
 
     /// Asks the fast tier for its clock, before a client needs it.

@@ -61,7 +61,7 @@ impl Engine {
                 if !matched_nothing(&reply) {
                     return Ok(reply);
                 }
-                reply.time()
+                reply.time()?
             };
             range_barrier(&self.context, collection, now, &request.deadline).await?;
             let Some(key) = self.first_on_archive(collection, statement).await? else {

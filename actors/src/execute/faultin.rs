@@ -18,6 +18,7 @@ use tokio::sync::watch;
 
 use crate::context::ThreadContext;
 use crate::execute::deadline::Deadline;
+use crate::execute::forward::no_clock;
 use crate::execute::refusal::Refusal;
 use crate::fetch::find_all;
 use crate::panic_injection::checkpoint;
@@ -247,8 +248,8 @@ pub async fn query(
         };
         match result.await {
             Ok((documents, reply)) => {
-                let at = reply.cluster_time().map_or(ClusterTime::ZERO, ClusterTime::from);
-                return Ok((documents, at));
+                let at = reply.cluster_time().ok_or_else(|| no_clock(tier))?;
+                return Ok((documents, at.into()));
             }
             Err(error) => {
                 tries += 1;

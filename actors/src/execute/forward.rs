@@ -46,9 +46,11 @@ pub struct TierReply {
 
 impl TierReply {
     /// `$clusterTime` of the reply: no older than what it reflects (rule 11).
-    #[must_use]
-    pub fn time(&self) -> ClusterTime {
-        self.view.cluster_time.map_or(ClusterTime::ZERO, ClusterTime::from)
+    ///
+    /// # Errors
+    /// When the reply has none, without which no barrier can be passed.
+    pub fn time(&self) -> Result<ClusterTime, Refusal> {
+        self.view.cluster_time.map(ClusterTime::from).ok_or_else(|| no_clock(self.tier))
     }
 
     /// The documents of the reply's batch.
@@ -61,6 +63,15 @@ impl TierReply {
     pub fn body(&self) -> Option<&RawDocument> {
         self.message.get(self.view.body.clone()).and_then(|b| RawDocument::from_bytes(b).ok())
     }
+}
+
+/// A member of a replica set always tells its clock; without it nothing can be said about order.
+#[must_use]
+pub fn no_clock(tier: Tier) -> Refusal {
+    Refusal::new(
+        codes::INTERNAL_ERROR,
+        format!("a reply of the {tier} carries no $clusterTime; is it a replica set?"),
+    )
 }
 
 /// How a command may be repeated, from its own fields.

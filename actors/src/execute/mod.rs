@@ -33,6 +33,9 @@ use crate::execute::deadline::Deadline;
 use crate::execute::refusal::Refusal;
 use crate::stats::Answered;
 
+/// How often a command that waits for the lease to be renewed looks again.
+const LEADERSHIP_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
 /// A client's command on its way.
 pub struct Request<'a> {
     /// The message as it came.
@@ -123,10 +126,7 @@ impl Engine {
     async fn dispatch(&self, request: &Request<'_>) -> Result<Answer, Refusal> {
         let command = request.command;
         if !self.context.shared.is_leader() {
-            return Err(Refusal::new(
-                codes::SHUTDOWN_IN_PROGRESS,
-                "this Halocline daemon is not the leader of its tiers (any more); connect to the one that is",
-            ));
+            Box::pin(self.still_leading(request)).await?;
         }
         if command.lsid().is_some_and(is_reserved) {
             return Err(Refusal::new(
@@ -176,6 +176,23 @@ impl Engine {
                 command.name()
             ))),
         }
+    }
+
+    /// Passes while this daemon leads (protocol rule 32). A lease that could not be renewed in time
+    /// is waited for: if it is renewed after all, nobody else has led in between, and what was read
+    /// under it is still true.
+    async fn still_leading(&self, request: &Request<'_>) -> Result<(), Refusal> {
+        let shared = &self.context.shared;
+        while !shared.is_leader() {
+            if request.deadline.has_passed() || shared.draining.load(Ordering::Relaxed) {
+                return Err(Refusal::new(
+                    codes::SHUTDOWN_IN_PROGRESS,
+                    "this Halocline daemon does not lead its tiers (any more); connect to the one that does",
+                ));
+            }
+            tokio::time::sleep(LEADERSHIP_PAUSE).await;
+        }
+        Ok(())
     }
 
     /// Unknown commands pass to the archive, unless they name a tiered collection: running them on

@@ -71,6 +71,7 @@ impl Engine {
             }
             ReadRoute::Covered => {
                 let reply = self.ask_fast(request).await?;
+                self.still_leading(request).await?;
                 Ok(self.from_fast(request, reply, Reason::Covered, Some(hold)))
             }
             ReadRoute::NewestN { n, .. } if kind == Read::Find => {
@@ -164,7 +165,7 @@ impl Engine {
         reply: TierReply,
     ) -> Result<Answer, Refusal> {
         let key = Key::new(id).map_err(|e| Refusal::new(codes::BAD_VALUE, e.to_string()))?;
-        let mut missed_at = reply.time();
+        let mut missed_at = reply.time()?;
         if !only_id {
             let filter = ReadQuery::parse(request.command.body()).and_then(|query| query.filter);
             let look = match filter {
@@ -221,7 +222,7 @@ impl Engine {
         if rows == keys.len() && open == 0 {
             return Ok(self.from_fast(request, reply, Reason::PointsHit, None));
         }
-        let missed_at = reply.time();
+        let missed_at = reply.time()?;
         if open != 0 {
             self.drop_cursor(&reply, collection, open).await;
         }
@@ -287,6 +288,7 @@ impl Engine {
             && last.is_some_and(|place| place.is_held(boundary))
             && (rows.len() == wanted || place(rows.get(wanted)) != last);
         if good {
+            self.still_leading(request).await?;
             let document = first_rows(&reply, &rows, wanted);
             return Ok(Answer {
                 bytes: document_reply(&document, request.id),
