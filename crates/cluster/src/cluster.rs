@@ -67,7 +67,8 @@ pub struct Facts {
 }
 
 impl Cluster {
-    /// Connects: checks the options, starts the monitors, waits until a primary is known.
+    /// Connects: checks the options, starts the monitors, waits until a primary is known, and
+    /// authenticates to it once.
     ///
     /// The driver's monitors live on the runtime this is called from, which must outlive the
     /// cluster.
@@ -91,7 +92,13 @@ impl Cluster {
             runtime: Handle::current(),
             set_name: OnceLock::new(),
         });
-        cluster.wait_primary().await?;
+        let primary = cluster.wait_primary().await?;
+        // The monitors do not authenticate: wrong credentials show only now.
+        match cluster.dialer.dial(&primary).await {
+            Err(error @ ClusterError::Authentication { .. }) => return Err(error),
+            Err(error) => tracing::warn!(tier = tier.label(), %primary, %error, "cannot connect"),
+            Ok(_) => {}
+        }
         let set_name = cluster.topology.current().set_name.clone();
         let _ = cluster.set_name.set(set_name.unwrap_or_default());
         Ok(cluster)
