@@ -94,7 +94,7 @@ fn blocking(running: &Running) -> Vec<String> {
     }
     match running.feeder.get() {
         FeederState::HistoryLost => reasons.push(
-            "the feeder's position has left the fast tier's oplog, so changes may be missing on the archive; nothing is evicted. Compare the tiers with `halocline verify` before going on".into(),
+            "the feeder's position has left the fast tier's oplog, so changes may be missing on the archive; nothing is evicted. Compare both tiers before going on".into(),
         ),
         FeederState::Superseded => {
             reasons.push("another daemon has taken over; stop this one".into());

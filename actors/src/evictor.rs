@@ -358,7 +358,7 @@ impl Rounds {
                 Some(_) => {
                     self.blocked.differs.increment(1);
                     self.collection.moves.mismatches.fetch_add(1, Ordering::Relaxed);
-                    warn!(ns = %self.collection.name, ?key, "the tiers differ; the document stays on the fast tier. Run `halocline verify` and repair the archive's copy");
+                    warn!(ns = %self.collection.name, ?key, "the tiers differ, so the document stays on the fast tier; compare both copies and mend the archive's");
                 }
                 // Removed by the archive's own TTL index, or by somebody who wrote past Halocline.
                 None => self.blocked.missing.increment(1),
