@@ -38,8 +38,8 @@ pub struct TierReply {
     pub message: Bytes,
     /// What it says.
     pub view: ReplyView,
-    /// Who answered.
-    pub server: ServerAddress,
+    /// Who answered, if the reply opens a cursor there.
+    pub server: Option<ServerAddress>,
     /// The tier.
     pub tier: Tier,
 }
@@ -108,7 +108,8 @@ pub async fn exchange(
         let error = match result {
             Ok(message) => {
                 let view = ReplyView::parse(&message).unwrap_or_default();
-                let server = connection.address().clone();
+                let opens = view.cursor.as_ref().is_some_and(|cursor| cursor.id != 0);
+                let server = opens.then(|| connection.address().clone());
                 let reply = TierReply { message, view, server, tier };
                 if reply.view.ok || !is_not_primary(&reply) {
                     context.note_time(&reply);
@@ -146,7 +147,7 @@ pub async fn exchange_with(
     let message = connection.exchange(bytes).await?;
     context.recorder.backend(answered_by(tier), begun.elapsed());
     let view = ReplyView::parse(&message).unwrap_or_default();
-    let reply = TierReply { message, view, server: server.clone(), tier };
+    let reply = TierReply { message, view, server: Some(server.clone()), tier };
     context.note_time(&reply);
     Ok(reply)
 }
@@ -240,7 +241,7 @@ pub fn to_client(
         return message;
     }
     let mut message = message.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
-    if let (Some(id), Some(terms)) = (opens, terms) {
+    if let (Some(id), Some(terms), Some(server)) = (opens, terms, server) {
         let ns = cursor_namespace(&message, &view).unwrap_or_default();
         let lsid = terms.command.lsid().map(|l| l.as_bytes().to_vec());
         let immortal = matches!(

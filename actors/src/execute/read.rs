@@ -304,9 +304,10 @@ impl Engine {
     }
 
     async fn drop_cursor(&self, reply: &TierReply, collection: &Collection, id: i64) {
+        let Some(server) = reply.server.clone() else { return };
         let cursor = Cursor {
             tier: reply.tier,
-            server: reply.server.clone(),
+            server,
             id,
             ns: collection.name.clone(),
             tiered: true,
