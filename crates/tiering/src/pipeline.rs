@@ -300,7 +300,10 @@ fn named_in_stage<'a>(
             }
             understood
         }
-        (Stage::Other, _) => name == "$documents" || name == "$geoNear",
+        // These name no collection; all others that are not known may.
+        (Stage::Other, _) => {
+            matches!(name, "$documents" | "$geoNear" | "$search" | "$searchMeta" | "$vectorSearch")
+        }
         (Stage::Join | Stage::Facet, _) => false,
         _ => true,
     }

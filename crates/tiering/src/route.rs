@@ -109,6 +109,13 @@ pub struct IndexDefinition {
     unique_fields: Option<Vec<String>>,
 }
 
+impl CollectionView<'_> {
+    /// Whether the fast tier can follow a hint. One on `$natural` it cannot.
+    pub fn follows_hint(&self, hint: RawBsonRef<'_>) -> bool {
+        is_known_index(hint, self.indexes)
+    }
+}
+
 impl IndexDefinition {
     /// Reads one document of `listIndexes`.
     pub fn from_spec(spec: &RawDocument) -> Result<Self, IndexError> {
@@ -118,9 +125,10 @@ impl IndexDefinition {
         let is_set = |option| {
             spec.get(option).map(|value| value.is_some_and(is_truthy)).map_err(|_| IndexError)
         };
-        // A partial index lets documents outside its filter share values.
+        // A partial index lets documents outside its filter share values; a hidden one is unique,
+        // but no help in finding a document.
         let partial = spec.get("partialFilterExpression").map_err(|_| IndexError)?.is_some();
-        let unique_fields = match is_set("unique")? && !partial {
+        let unique_fields = match is_set("unique")? && !partial && !is_set("hidden")? {
             true => fields_that_find_one(pattern),
             false => None,
         };
@@ -420,7 +428,7 @@ pub fn route_read<'a>(query: &ReadQuery<'a>, view: &CollectionView<'a>) -> ReadR
     if query.unusual
         || pipeline.as_ref().is_some_and(|pipeline| pipeline.beyond_collection)
         || shape.sort.is_some_and(sorts_unusually)
-        || !query.hint.is_none_or(|hint| is_known_index(hint, view.indexes))
+        || !query.hint.is_none_or(|hint| view.follows_hint(hint))
     {
         return ReadRoute::Archive(Reason::UnsupportedShape);
     }
@@ -511,7 +519,8 @@ pub enum WriteTarget<'a> {
 
 /// Classifies the filter of a write by the rules of reads: equality of `_id`, unique values,
 /// coverage. `$where` does not matter here (the fast tier runs it on the one document), a text
-/// search does.
+/// search does. A hint is the caller's to look at ([`CollectionView::follows_hint`]), and so is an
+/// upsert's new `_id` ([`upsert_id`](crate::upsert::upsert_id)).
 pub fn route_write_filter<'a>(
     filter: &'a RawDocument,
     collation: Option<&RawDocument>,
@@ -536,6 +545,14 @@ pub fn route_write_filter<'a>(
     match view.boundary {
         Some(boundary) if covers(filter, view.field, boundary) => WriteTarget::Covered,
         _ => WriteTarget::Other,
+    }
+}
+
+/// The `_id` that stands beside `_id` in a filter as a value to equal, and nothing else with it.
+pub(crate) fn id_by_equality(value: RawBsonRef<'_>) -> Option<RawBsonRef<'_>> {
+    match id_condition(value) {
+        (IdCondition::One(id), 1) => Some(id),
+        _ => None,
     }
 }
 

@@ -13,5 +13,6 @@ mod coverage;
 mod key;
 mod route;
 mod server;
+mod upsert;
 mod values;
 mod window;
