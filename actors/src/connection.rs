@@ -564,22 +564,17 @@ impl<E: Execute> Connection<E> {
     /// Waits until there is something to tell this client, it goes away, or the connection is to
     /// close.
     async fn await_news(&self, request: &HelloRequest) -> Result<(), End> {
-        let mut watching = true;
         let interrupted = poll_fn(|cx| {
             if self.client.shared.poll_draining(cx).is_ready() {
                 return Poll::Ready(Ok(()));
             }
-            if watching {
-                let mut byte = [0; 1];
-                match self.socket.poll_peek(cx, &mut tokio::io::ReadBuf::new(&mut byte)) {
-                    Poll::Ready(Ok(0)) => return Poll::Ready(Err(End::Disconnected)),
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
-                    // It has sent its next message already; read after this one is answered.
-                    Poll::Ready(Ok(_)) => watching = false,
-                    Poll::Pending => {}
-                }
+            let mut byte = [0; 1];
+            match self.socket.poll_peek(cx, &mut tokio::io::ReadBuf::new(&mut byte)) {
+                Poll::Ready(Ok(0)) => Poll::Ready(Err(End::Disconnected)),
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error.into())),
+                // Its next message has come already; it is read after this one is answered.
+                Poll::Ready(Ok(_)) | Poll::Pending => Poll::Pending,
             }
-            Poll::Pending
         });
         tokio::select! {
             () = self.settings.hello.wait_for_change(request) => Ok(()),

@@ -209,6 +209,27 @@ fn commands_without_a_reply_are_still_run_when_a_drain_begins_between_them() {
 }
 
 #[test]
+fn a_client_that_never_pauses_is_not_served_for_ever_during_a_drain() {
+    run(async {
+        let server = Server::start().await;
+        let mut client = Raw::connect(server.address).await;
+        let mut burst = request(1, MsgFlags::NONE, doc! { "wait": 1, "$db": "d" }).to_vec();
+        burst.extend_from_slice(&request(2, MsgFlags::NONE, doc! { "ping": 1, "$db": "d" }));
+        client.send(&burst).await;
+        let waiting = &server.shared.waiting;
+        eventually("it is busy", || waiting.load(Ordering::SeqCst) == 1).await;
+        let supervisor = server.supervisor.clone();
+        let drain = actix_rt::spawn(async move { supervisor.drain(Duration::from_secs(60)).await });
+        let hello = server.hello.clone();
+        eventually("the drain has reached the connections", || hello.is_draining()).await;
+        server.shared.gate.add_permits(1);
+        assert_eq!(client.receive().await.unwrap().header.response_to, 1);
+        client.closed().await;
+        assert!(drain.await.unwrap().is_clean());
+    });
+}
+
+#[test]
 fn a_client_whose_operation_outlasts_the_deadline_is_named_and_cut_off() {
     run(async {
         let server = Server::start().await;
