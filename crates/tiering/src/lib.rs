@@ -12,6 +12,7 @@ pub mod progress;
 pub mod recent;
 pub mod route;
 pub mod time;
+pub mod upsert;
 pub mod window;
 
 pub use date::{DateField, DateKind, DatePoint};
