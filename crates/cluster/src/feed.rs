@@ -16,8 +16,11 @@ use crate::session::is_reserved;
 /// Database and collection of the document that is written to make an idle fast tier advance.
 pub const HEARTBEAT: (&str, &str) = ("halocline", "heartbeat");
 
-/// Longest time a server may take beyond the `maxTimeMS` it was given.
-const GRACE: Duration = Duration::from_secs(20);
+/// Longest time a server may take beyond the `maxTimeMS` it was given. That time limits only the
+/// wait for new events; a stream that begins far back, in an oplog full of other collections'
+/// changes, reads through all of them before it answers, and giving up would begin it anew. A
+/// server that is gone is noticed by the monitors much earlier.
+const GRACE: Duration = Duration::from_secs(600);
 
 /// Where a feed begins.
 #[derive(Debug, Clone)]

@@ -30,6 +30,9 @@ const TICK: Duration = Duration::from_secs(1);
 /// Pause before the primary is dialled again after a refusal the monitors have not reported (yet).
 const REDIAL_PAUSE: Duration = Duration::from_millis(50);
 
+/// Longest time [`Pool::run_idempotent`] waits for one answer.
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
 /// One thread's pool of connections to one tier. Cheap to clone; all clones are the same pool.
 #[derive(Clone)]
 pub struct Pool {
@@ -132,7 +135,7 @@ impl Pool {
             inner.follow_topology();
         }
         let conn = inner.primary.borrow().as_ref()?.take_idle()?;
-        inner.figures.immediate.set(inner.figures.immediate.get() + 1);
+        inner.figures.handed_out();
         Some(conn)
     }
 
@@ -140,18 +143,26 @@ impl Pool {
     pub async fn server(&self, address: &ServerAddress) -> Result<Conn, ClusterError> {
         let inner = &*self.inner;
         inner.follow_topology();
-        let server = inner.server(address).ok_or_else(|| ClusterError::UnknownServer {
-            tier: self.tier(),
-            address: address.clone(),
-        })?;
-        if let Some(conn) = server.take_idle() {
-            inner.figures.immediate.set(inner.figures.immediate.get() + 1);
+        if let Some(conn) = inner.server(address).and_then(|server| server.take_idle()) {
+            inner.figures.handed_out();
             return Ok(conn);
         }
         let started = Instant::now();
-        let result = server.wait(started).await;
-        inner.figures.waited(started, result.is_ok());
-        result
+        loop {
+            let Some(server) = inner.server(address) else {
+                inner.figures.waited(started, false);
+                let (tier, address) = (self.tier(), address.clone());
+                return Err(ClusterError::UnknownServer { tier, address });
+            };
+            match server.wait(started).await {
+                // Its role changed while we stood in its queue: it may still be a member.
+                Err(ClusterError::UnknownServer { .. }) => inner.follow_topology(),
+                result => {
+                    inner.figures.waited(started, result.is_ok());
+                    return result;
+                }
+            }
+        }
     }
 
     /// Says that a server believed to be primary answered that it is not (see
@@ -162,8 +173,8 @@ impl Pool {
     }
 
     /// Runs a command of the daemon's own on the primary, again if the connection broke or the
-    /// primary changed, until the server selection timeout. Only for commands that may be executed
-    /// twice.
+    /// primary changed, until the server selection timeout. Only for short commands that may be
+    /// executed twice.
     pub async fn run_idempotent(
         &self,
         db: &str,
@@ -171,9 +182,16 @@ impl Pool {
     ) -> Result<Reply, ClusterError> {
         let deadline = Instant::now() + self.inner.cluster.server_selection_timeout();
         loop {
-            let error = match self.run_once(db, body).await {
-                Ok(reply) => return Ok(reply),
-                Err(error) => error,
+            let error = match tokio::time::timeout(COMMAND_LIMIT, self.run_once(db, body)).await {
+                Ok(Ok(reply)) => return Ok(reply),
+                Ok(Err(error)) => error,
+                Err(_) => {
+                    return Err(ClusterError::TimedOut {
+                        tier: self.tier(),
+                        what: "a command",
+                        limit: COMMAND_LIMIT,
+                    });
+                }
             };
             let again = error.is_network() || error.is_not_primary();
             if !again || Instant::now() >= deadline {
@@ -703,9 +721,12 @@ impl Drop for Conn {
 }
 
 /// The pool's metrics. Other threads' pools of the same tier add to the same gauges, so each adds
-/// its differences; immediate checkouts are counted here and handed over once a tick.
+/// its differences. Checkouts are counted here and handed over once a tick; those that found a free
+/// connection waited for nothing and are not in the histogram, which costs a clock and a queue
+/// entry for each value.
 struct Figures {
-    immediate: Cell<u64>,
+    checkouts: Cell<u64>,
+    checkouts_total: metrics::Counter,
     checkout: metrics::Histogram,
     failed: metrics::Counter,
     idle: metrics::Gauge,
@@ -719,7 +740,8 @@ impl Figures {
         let tier = tier.label();
         let connections = |state: &'static str| metrics::gauge!("halocline_pool_connections", "tier" => tier, "state" => state);
         Self {
-            immediate: Cell::new(0),
+            checkouts: Cell::new(0),
+            checkouts_total: metrics::counter!("halocline_pool_checkouts_total", "tier" => tier),
             checkout: metrics::histogram!("halocline_pool_checkout_seconds", "tier" => tier),
             failed: metrics::counter!("halocline_pool_checkout_failed_total", "tier" => tier),
             idle: connections("idle"),
@@ -729,18 +751,21 @@ impl Figures {
         }
     }
 
+    fn handed_out(&self) {
+        self.checkouts.set(self.checkouts.get() + 1);
+    }
+
     fn waited(&self, started: Instant, ok: bool) {
         self.checkout.record(started.elapsed().as_secs_f64());
-        if !ok {
+        if ok {
+            self.handed_out();
+        } else {
             self.failed.increment(1);
         }
     }
 
     fn publish(&self, now: PoolStats) {
-        let immediate = self.immediate.take();
-        if immediate > 0 {
-            self.checkout.record_many(0.0, immediate as usize);
-        }
+        self.checkouts_total.increment(self.checkouts.take());
         let before = self.published.replace(now);
         let publish = |gauge: &metrics::Gauge, before: usize, now: usize| {
             if now > before {

@@ -373,3 +373,40 @@ fn idle_connections_are_closed_and_a_few_are_kept() {
         assert_eq!(pool.stats().idle, 0);
     });
 }
+
+#[test]
+fn what_the_pools_of_several_threads_hold_adds_up_in_the_metrics() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let scraped = move |line: &str| handle.render().lines().any(|scraped| scraped == line);
+    metrics::with_local_recorder(&recorder, || {
+        run(async {
+            let set = one_member().await;
+            let cluster = connect(options(&set)).await;
+            cluster.facts().await.unwrap();
+            let pools = [Pool::new(cluster.clone()), Pool::new(cluster)];
+            let mut held = Vec::new();
+            for pool in &pools {
+                held.push(pool.primary().await.unwrap());
+                held.push(pool.primary().await.unwrap());
+                drop(pool.primary().await.unwrap());
+            }
+            let connections = r#"halocline_pool_connections{tier="fast",state="#;
+            until("four in use", || scraped(&format!(r#"{connections}"in_use"}} 4"#))).await;
+            until("two idle", || scraped(&format!(r#"{connections}"idle"}} 2"#))).await;
+            drop(held);
+            until("none in use", || scraped(&format!(r#"{connections}"in_use"}} 0"#))).await;
+            until("six idle", || scraped(&format!(r#"{connections}"idle"}} 6"#))).await;
+            assert!(scraped(r#"halocline_pool_checkouts_total{tier="fast"} 6"#));
+            assert!(scraped(r#"halocline_tier_up{tier="fast"} 1"#));
+
+            let [one, other] = pools;
+            drop(one);
+            until("three idle", || scraped(&format!(r#"{connections}"idle"}} 3"#))).await;
+            other.close();
+            assert!(scraped(&format!(r#"{connections}"idle"}} 0"#)));
+            assert!(other.primary().await.is_err());
+            assert!(scraped(r#"halocline_pool_checkout_failed_total{tier="fast"} 1"#));
+        });
+    });
+}
