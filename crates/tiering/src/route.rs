@@ -4,7 +4,7 @@
 //!
 //! The usual `find` by `_id` is classified without an allocation.
 
-use bson::raw::{RawArray, RawBsonRef, RawDocument};
+use bson::raw::{RawArray, RawBsonRef, RawDocument, RawDocumentBuf};
 use smallvec::SmallVec;
 
 use crate::coverage::{covers, is_operators};
@@ -100,13 +100,15 @@ pub struct CollectionView<'a> {
     pub indexes: &'a [IndexDefinition],
 }
 
-/// An index as `listIndexes` describes it, reduced to what routing asks.
+/// An index as `listIndexes` describes it.
 #[derive(Debug, Clone)]
 pub struct IndexDefinition {
     name: String,
     pattern: Key,
+    unique: bool,
     /// The fields, if equality on all of them finds at most one document.
-    unique_fields: Option<Vec<String>>,
+    finds_one: Option<Vec<String>>,
+    spec: RawDocumentBuf,
 }
 
 impl CollectionView<'_> {
@@ -122,18 +124,18 @@ impl IndexDefinition {
         let malformed = |_| IndexError;
         let name = spec.get_str("name").map_err(malformed)?.to_owned();
         let pattern = spec.get_document("key").map_err(malformed)?;
-        let is_set = |option| {
-            spec.get(option).map(|value| value.is_some_and(is_truthy)).map_err(|_| IndexError)
-        };
-        // A partial index lets documents outside its filter share values; a hidden one is unique,
-        // but no help in finding a document.
-        let partial = spec.get("partialFilterExpression").map_err(|_| IndexError)?.is_some();
-        let unique_fields = match is_set("unique")? && !partial && !is_set("hidden")? {
-            true => fields_that_find_one(pattern),
-            false => None,
-        };
+        let option = |name| spec.get(name).map_err(|_| IndexError);
+        let is_set = |name| option(name).map(|value| value.is_some_and(is_truthy));
+        let unique = is_set("unique")?;
+        // A partial index lets documents outside its filter share values. A hidden one, and one
+        // with a collation of its own, keep values unique but do not help to find them.
+        let collation = option("collation")?.and_then(RawBsonRef::as_document);
+        let helps = option("partialFilterExpression")?.is_none()
+            && !is_set("hidden")?
+            && is_simple(collation);
+        let finds_one = if unique && helps { fields_that_find_one(pattern) } else { None };
         let pattern = Key::new(RawBsonRef::Document(pattern)).map_err(|_| IndexError)?;
-        Ok(Self { name, pattern, unique_fields })
+        Ok(Self { name, pattern, unique, finds_one, spec: spec.to_owned() })
     }
 
     /// The index's name.
@@ -141,10 +143,21 @@ impl IndexDefinition {
         &self.name
     }
 
-    /// The fields of a unique index by which at most one document is found; None if the index is
-    /// not unique, or unique in a way that several matching documents can get round.
-    pub fn unique_fields(&self) -> Option<&[String]> {
-        self.unique_fields.as_deref()
+    /// Whether the index keeps anything unique, if only for a part of the documents.
+    pub fn is_unique(&self) -> bool {
+        self.unique
+    }
+
+    /// The fields of a unique index by which one document is found, and at most one; None if the
+    /// index is not unique, is of no help, or is unique in a way that several matching documents
+    /// can get round.
+    pub fn finds_one_by(&self) -> Option<&[String]> {
+        self.finds_one.as_deref()
+    }
+
+    /// The whole description.
+    pub fn spec(&self) -> &RawDocument {
+        &self.spec
     }
 }
 
@@ -837,7 +850,7 @@ fn unique_values<'a>(
     let simple = is_simple(collation);
     indexes.iter().find_map(|index| {
         let values = index
-            .unique_fields()?
+            .finds_one_by()?
             .iter()
             .map(|path| {
                 let value = filters.iter().find_map(|filter| equal_to(filter, path, MAX_DEPTH))?;
@@ -953,7 +966,7 @@ fn is_truthy(value: RawBsonRef<'_>) -> bool {
 mod tests {
     use super::*;
     use crate::date::DateKind;
-    use bson::{Bson, DateTime, Document, RawDocumentBuf, bson, doc};
+    use bson::{Bson, DateTime, Document, bson, doc};
 
     const BOUNDARY: i64 = 1_000;
 
@@ -1179,11 +1192,13 @@ mod tests {
             (doc! { "key": { "a.b": 1, "a.c": 1 }, "unique": true }, false),
             (doc! { "key": { "a.0": 1 }, "unique": true }, false),
             (doc! { "key": { "a": "hashed" }, "unique": true }, false),
+            (doc! { "key": { "a": 1 }, "unique": true, "hidden": true }, false),
+            (doc! { "key": { "a": 1 }, "unique": true, "collation": { "locale": "en" } }, false),
             (doc! { "key": { "a": 1 }, "unique": true, "partialFilterExpression": {} }, false),
         ] {
             let mut named = doc! { "name": "i" };
             named.extend(spec.clone());
-            assert_eq!(index(named).unique_fields().is_some(), expected, "{spec}");
+            assert_eq!(index(named).finds_one_by().is_some(), expected, "{spec}");
         }
     }
 
