@@ -78,13 +78,9 @@ pub async fn acquire(pool: &Pool, holder: &str, ttl: Duration) -> Result<Lease, 
                 false
             }
         };
-        if free {
-            if let Some(lease) = take(pool, holder, ttl, found.as_ref()).await? {
-                tracing::info!(tier = pool.tier().label(), epoch = lease.epoch, "lease taken");
-                return Ok(lease);
-            }
-            // Somebody else was faster; look again at once.
-            continue;
+        if free && let Some(lease) = take(pool, holder, ttl, found.as_ref()).await? {
+            tracing::info!(tier = pool.tier().label(), epoch = lease.epoch, "lease taken");
+            return Ok(lease);
         }
         tokio::time::sleep(pause).await;
     }

@@ -5,7 +5,11 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bson::{doc, rawdoc};
-use halocline_cluster::{ClusterError, Conn, Pool, Reply, ServerKind};
+use halocline_cluster::{
+    Cluster, ClusterError, ClusterOptions, Conn, Pool, Reply, ServerKind, Tier,
+};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{connect, one_member, op_msg, options, pool, run, soon, three_members, until};
 
@@ -184,16 +188,59 @@ fn a_primary_that_is_gone_is_waited_for_and_then_named() {
     });
 }
 
+/// Answers every greeting as a server of another kind would.
+async fn impostor(hello: bson::RawDocumentBuf) -> std::net::SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::task::spawn_local(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let hello = hello.clone();
+            tokio::task::spawn_local(async move {
+                let mut buffer = bytes::BytesMut::new();
+                while stream.read_buf(&mut buffer).await.is_ok_and(|read| read > 0) {
+                    let frame = halocline_wire::take_frame(&mut buffer, 48_000_000).unwrap();
+                    let Some(frame) = frame else { continue };
+                    let id = frame.header.request_id;
+                    let mut reply = bytes::BytesMut::new();
+                    match halocline_wire::decode(frame, &Default::default()).unwrap().message {
+                        halocline_wire::Message::Msg(_) => halocline_wire::encode_msg(
+                            1,
+                            id,
+                            halocline_wire::MsgFlags::default(),
+                            &hello,
+                            &[],
+                            &mut reply,
+                        ),
+                        halocline_wire::Message::Query(_) => {
+                            halocline_wire::encode_query_reply(1, id, &hello, &mut reply);
+                        }
+                    }
+                    stream.write_all(&reply).await.unwrap();
+                }
+            });
+        }
+    });
+    address
+}
+
 #[test]
 fn a_server_that_is_no_replica_set_member_is_refused_with_the_reason() {
     run(async {
-        let error = halocline_cluster::Cluster::connect(halocline_cluster::ClusterOptions::new(
-            halocline_cluster::Tier::Archive,
-            "mongodb://localhost/?loadBalanced=true",
-        ))
-        .await
-        .unwrap_err();
-        assert!(matches!(error, ClusterError::Config { .. }), "{error}");
+        let standalone = rawdoc! {
+            "ismaster": true, "isWritablePrimary": true, "helloOk": true,
+            "minWireVersion": 0, "maxWireVersion": 17, "maxBsonObjectSize": 16_777_216,
+            "maxMessageSizeBytes": 48_000_000, "maxWriteBatchSize": 100_000, "ok": 1,
+        };
+        let mut router = standalone.clone();
+        router.append(bson::raw::cstr!("msg"), "isdbgrid");
+        for hello in [standalone, router] {
+            let uri = format!("mongodb://{}", impostor(hello).await);
+            let options = ClusterOptions::new(Tier::Archive, uri);
+            let error = soon("the refusal", Cluster::connect(options)).await.unwrap_err();
+            assert!(matches!(error, ClusterError::Config { .. }), "{error}");
+            assert!(error.to_string().contains("must be a replica set"), "{error}");
+        }
     });
 }
 
