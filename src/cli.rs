@@ -2,6 +2,7 @@
 
 mod check;
 mod config;
+mod demo;
 mod run;
 mod status;
 
@@ -35,6 +36,8 @@ enum Verb {
     Check(check::Check),
     /// Show what a running daemon is doing
     Status(status::Status),
+    /// Try Halocline on this machine: local replica sets, a year of sample orders, live traffic
+    Demo(demo::Demo),
     /// Print the commented default configuration
     Config(config::PrintConfig),
 }
@@ -67,6 +70,7 @@ impl Cli {
             Verb::Run(verb) => verb.run(),
             Verb::Check(verb) => verb.run(),
             Verb::Status(verb) => verb.run(),
+            Verb::Demo(verb) => verb.run(),
             Verb::Config(verb) => verb.run(),
         };
         exit.into()

@@ -6,5 +6,6 @@ pub mod check;
 pub mod cli;
 pub mod config;
 pub mod daemon;
+mod demo;
 pub mod logging;
 pub mod snapshot;
