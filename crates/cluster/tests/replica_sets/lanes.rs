@@ -10,7 +10,7 @@ use halocline_cluster::lanes::{LaneError, LaneRecord, LaneSet};
 use halocline_cluster::{ClusterError, Pool, Reply, ServerAddress};
 use halocline_testbed::ReplicaSet;
 
-use crate::support::{one_member, pool, run, soon, three_members, until};
+use crate::support::{one_member, pool, run, soon, three_members};
 
 const LANES: usize = 20;
 
@@ -45,11 +45,32 @@ async fn value(set: &ReplicaSet, id: i32) -> Option<i32> {
         .map(|document| document.get_i32("value").unwrap())
 }
 
-async fn fail(set: &ReplicaSet, mode: impl Into<bson::Bson>, data: Document) {
+/// Makes a command fail in a certain way; returns how often that has happened so far.
+async fn fail(set: &ReplicaSet, mode: impl Into<bson::Bson>, data: Document) -> i64 {
     let command = doc! { "configureFailPoint": "failCommand", "mode": mode, "data": data };
     let primary = set.primary_index().await.unwrap();
     let client = set.direct_client(primary).await.unwrap();
-    client.database("admin").run_command(command).await.unwrap();
+    let reply = client.database("admin").run_command(command).await.unwrap();
+    reply.get_i64("count").or_else(|_| reply.get_i32("count").map(i64::from)).unwrap()
+}
+
+/// Holds the next update of `db.c` in the server before it is executed; returns what
+/// [`is_held`] wants.
+async fn hold(set: &ReplicaSet, time: Duration) -> i64 {
+    let data = doc! {
+        "failCommands": ["update"], "namespace": "db.c",
+        "blockConnection": true, "blockTimeMS": time.as_millis() as i64,
+    };
+    fail(set, doc! { "times": 1 }, data).await
+}
+
+/// Waits until that update has come.
+async fn is_held(set: &ReplicaSet, count: i64) {
+    let wait = doc! {
+        "waitForFailPoint": "failCommand", "timesEntered": count + 1, "maxTimeMS": 60_000,
+    };
+    let client = set.client().await.unwrap();
+    client.database("admin").run_command(wait).await.unwrap();
 }
 
 #[test]
@@ -58,30 +79,33 @@ fn what_an_earlier_epoch_still_has_under_way_does_not_land() {
     run(async {
         let set = one_member().await;
         let archive = pool(&set).await;
-        let first = Rc::new(open(&archive, 1).await);
-        for lane in 0..LANES {
-            write(&first, &archive, lane, 1).await.unwrap();
-        }
-        // On its way while the successor begins: held in the server before it is executed.
-        fail(
-            &set,
-            doc! { "times": 1 },
-            doc! {
-                "failCommands": ["update"], "namespace": "db.c",
-                "blockConnection": true, "blockTimeMS": 1_500,
-            },
-        )
-        .await;
-        let late = tokio::task::spawn_local({
-            let (first, archive) = (first.clone(), archive.clone());
-            async move { write(&first, &archive, 7, 666).await }
-        });
-        until("it is under way", || archive.stats().in_use == 1).await;
-        let second = open(&archive, 2).await;
-        write(&second, &archive, 7, 2).await.unwrap();
-        let late = soon("the late write", late).await.unwrap();
-        assert!(matches!(late, Err(LaneError::Superseded)), "{late:?}");
-        assert_eq!(value(&set, 7).await, Some(2));
+        // On its way while the successor begins: held in the server before it is executed, as
+        // long as it takes.
+        let mut epoch = 1;
+        let mut seconds = 1;
+        let first = loop {
+            let first = Rc::new(open(&archive, epoch).await);
+            for lane in 0..LANES {
+                write(&first, &archive, lane, 1).await.unwrap();
+            }
+            let held = hold(&set, Duration::from_secs(seconds)).await;
+            let late = tokio::task::spawn_local({
+                let (first, archive) = (first.clone(), archive.clone());
+                async move { write(&first, &archive, 7, 666).await }
+            });
+            is_held(&set, held).await;
+            let second = open(&archive, epoch + 1).await;
+            if late.is_finished() {
+                // Closing took longer, so that this says nothing.
+                (epoch, seconds) = (epoch + 2, seconds * 4);
+                continue;
+            }
+            write(&second, &archive, 7, 2).await.unwrap();
+            let late = soon("the late write", late).await.unwrap();
+            assert!(matches!(late, Err(LaneError::Superseded)), "{late:?}");
+            assert_eq!(value(&set, 7).await, Some(2));
+            break first;
+        };
 
         // And on every lane, from the start.
         for lane in 0..LANES {
@@ -164,17 +188,14 @@ fn a_cancelled_write_leaves_the_lane_usable_and_the_last_write_wins() {
         let set = one_member().await;
         let archive = pool(&set).await;
         let lanes = Rc::new(open(&archive, 1).await);
-        fail(
-            &set,
-            doc! { "times": 1 },
-            doc! {
-                "failCommands": ["update"], "namespace": "db.c",
-                "blockConnection": true, "blockTimeMS": 1_000,
-            },
-        )
-        .await;
-        let cancelled = write(&lanes, &archive, 3, 666);
-        assert!(tokio::time::timeout(Duration::from_millis(50), cancelled).await.is_err());
+        let held = hold(&set, Duration::from_secs(1)).await;
+        let cancelled = tokio::task::spawn_local({
+            let (lanes, archive) = (lanes.clone(), archive.clone());
+            async move { write(&lanes, &archive, 3, 666).await }
+        });
+        is_held(&set, held).await;
+        cancelled.abort();
+        assert!(cancelled.await.unwrap_err().is_cancelled());
         write(&lanes, &archive, 3, 1).await.unwrap();
         // Wait until the server is done with the cancelled one, whatever became of it.
         soon("the held command ends", async {
