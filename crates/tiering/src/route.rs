@@ -394,10 +394,11 @@ pub enum ReadRoute<'a> {
         /// Aggregates: the number of leading stages up to and including the `$limit`.
         prefix: usize,
     },
-    /// A answers, behind a range barrier.
+    /// A answers, behind a range barrier, and one for every other tiered collection that the
+    /// pipeline reads ([`named_collections`](crate::pipeline::named_collections)).
     Archive(Reason),
-    /// The pipeline writes this collection: refused if it is tiered, else run on A behind a range
-    /// barrier.
+    /// The pipeline writes this collection: refused if it is tiered, else run on A behind the same
+    /// barriers.
     Output(Named<'a>),
     /// A answers from its own statistics (`$collStats`, `$indexStats`, ...); no barrier.
     Statistics,
@@ -430,7 +431,7 @@ pub fn route_read<'a>(query: &ReadQuery<'a>, view: &CollectionView<'a>) -> ReadR
         if let Some(target) = pipeline.output {
             return ReadRoute::Output(target);
         }
-        if pipeline.statistics {
+        if pipeline.statistics && !pipeline.beyond_collection {
             return ReadRoute::Statistics;
         }
     }
@@ -1243,6 +1244,7 @@ mod tests {
             (aggregate(bson!([recent(), { "$out": "x" }])), "output x"),
             (aggregate(bson!([{ "$merge": { "into": "x" } }])), "output x"),
             (aggregate(bson!([{ "$collStats": { "count": {} } }])), "statistics"),
+            (aggregate(bson!([{ "$collStats": {} }, { "$unionWith": "c" }])), "unsupported_shape"),
             (aggregate(bson!([{ "$changeStream": {} }, { "$match": {} }])), "change stream"),
             (aggregate(bson!([])), "not_covered"),
             (aggregate(bson!(5)), "unsupported_shape"),
