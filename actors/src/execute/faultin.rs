@@ -36,8 +36,11 @@ pub enum Residence {
 /// Fault-ins under way in this daemon: whoever wants a key that is already coming waits for it.
 #[derive(Debug, Default)]
 pub struct FaultIns {
-    running: Mutex<HashMap<(CollectionId, Key), watch::Receiver<Option<Residence>>>>,
+    running: Mutex<HashMap<(CollectionId, Key), Outcome>>,
 }
+
+/// How a fault-in ended, once it has.
+type Outcome = watch::Receiver<Option<Residence>>;
 
 /// Pause before a fault-in that met a conflict starts over; the other side is about to commit.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(2);

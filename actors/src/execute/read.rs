@@ -72,7 +72,7 @@ impl Engine {
             ReadRoute::Covered => {
                 let reply = self.ask_fast(request).await?;
                 self.still_leading(request).await?;
-                Ok(self.from_fast(request, reply, Reason::Covered, Some(hold)))
+                Ok(self.answer_of_fast(request, reply, Reason::Covered, Some(hold)))
             }
             ReadRoute::NewestN { n, .. } if kind == Read::Find => {
                 Box::pin(self.newest(request, collection, &query, n, hold)).await
@@ -96,7 +96,7 @@ impl Engine {
             ReadRoute::Output(target) => {
                 let _ = target;
                 drop(hold);
-                Box::pin(self.into_output(request, collection)).await
+                Box::pin(self.writing_elsewhere(request, collection)).await
             }
             ReadRoute::Statistics => self.archive(request).await,
             ReadRoute::ChangeStream => Box::pin(self.change_stream(request, collection)).await,
@@ -123,7 +123,7 @@ impl Engine {
         Ok(reply)
     }
 
-    fn from_fast(
+    fn answer_of_fast(
         &self,
         request: &Request<'_>,
         reply: TierReply,
@@ -151,7 +151,7 @@ impl Engine {
     ) -> Result<Answer, Refusal> {
         let reply = self.ask_fast(request).await?;
         if !reply.view.ok || has_rows(&reply, kind) {
-            return Ok(self.from_fast(request, reply, Reason::PointHit, None));
+            return Ok(self.answer_of_fast(request, reply, Reason::PointHit, None));
         }
         Box::pin(self.point_miss(request, collection, id, only_id, reply)).await
     }
@@ -180,7 +180,7 @@ impl Engine {
             match self.look_once(collection, &key, &look).await? {
                 // A key that is there and fails the other conditions is a complete empty answer.
                 (Seen::ThereAndFails, _) => {
-                    return Ok(self.from_fast(request, reply, Reason::PointHit, None));
+                    return Ok(self.answer_of_fast(request, reply, Reason::PointHit, None));
                 }
                 // Written in between, or empty for another reason, such as a skip.
                 (Seen::ThereAndHolds, _) => {
@@ -215,12 +215,12 @@ impl Engine {
         let keys = keys_of(ids).map_err(|e| Refusal::new(codes::BAD_VALUE, e.to_string()))?;
         let reply = self.ask_fast(request).await?;
         if !reply.view.ok {
-            return Ok(self.from_fast(request, reply, Reason::PointsHit, None));
+            return Ok(self.answer_of_fast(request, reply, Reason::PointsHit, None));
         }
         let rows = reply.rows().count();
         let open = reply.view.cursor.as_ref().map_or(0, |cursor| cursor.id);
         if rows == keys.len() && open == 0 {
-            return Ok(self.from_fast(request, reply, Reason::PointsHit, None));
+            return Ok(self.answer_of_fast(request, reply, Reason::PointsHit, None));
         }
         let missed_at = reply.time()?;
         if open != 0 {
@@ -241,7 +241,7 @@ impl Engine {
     ) -> Result<Answer, Refusal> {
         let reply = self.ask_fast(request).await?;
         if !reply.view.ok || has_rows(&reply, kind) {
-            return Ok(self.from_fast(request, reply, Reason::UniqueHit, None));
+            return Ok(self.answer_of_fast(request, reply, Reason::UniqueHit, None));
         }
         self.behind_range_barriers(request, &[collection], Reason::UniqueMiss.label()).await
     }
@@ -320,7 +320,7 @@ impl Engine {
     }
 
     /// A pipeline that writes its result: fine into an untiered collection, on the archive.
-    async fn into_output(
+    async fn writing_elsewhere(
         &self,
         request: &Request<'_>,
         collection: &Arc<Collection>,
