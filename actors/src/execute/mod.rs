@@ -12,6 +12,7 @@ pub mod sessions;
 pub mod write;
 
 mod archive;
+mod archived;
 mod candidates;
 mod cursor_commands;
 mod insert;
@@ -37,6 +38,7 @@ use crate::stats::Answered;
 const LEADERSHIP_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// A client's command on its way.
+#[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// The message as it came.
     pub message: &'a OpMsg,
@@ -151,6 +153,11 @@ impl Engine {
         };
         if command.in_transaction() {
             return Box::pin(self.in_transaction(request, entry, tiered)).await;
+        }
+        if let Action::Write(kind) = entry.action
+            && archived::is_asked_for(command)
+        {
+            return Box::pin(self.write_archived(request, kind, tiered)).await;
         }
         match (entry.action, tiered) {
             (Action::Read(kind), Some(collection)) => self.read(request, kind, collection).await,
