@@ -25,6 +25,7 @@ use halocline_actors::shared::{Collection, Shared};
 use halocline_actors::supervisor::{
     ChildSpec, DrainStage, RestartPolicy, Supervisor, SupervisorHandle, SupervisorOptions,
 };
+use halocline_actors::views;
 use halocline_actors::warmer::Warmer;
 use halocline_cluster::lanes::LaneRecord;
 use halocline_cluster::moves::ensure_anchor;
@@ -184,6 +185,7 @@ async fn prepare(context: &ThreadContext) -> anyhow::Result<()> {
         let stored = boundary::load(context, collection).await?;
         collection.boundary.publish(stored.raise_epoch, stored.complete_from);
     }
+    views::refresh(context).await?;
     Ok(())
 }
 

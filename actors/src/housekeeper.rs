@@ -16,6 +16,7 @@ use crate::definitions::synchronise;
 use crate::execute::Engine;
 use crate::panic_injection::checkpoint;
 use crate::supervisor::Drain;
+use crate::views;
 
 /// Between two rounds.
 const ROUND: Duration = Duration::from_secs(1);
@@ -86,6 +87,9 @@ async fn keep(context: Rc<ThreadContext>) {
         }
         if now >= definitions_due {
             definitions_due = now + DEFINITIONS;
+            if let Err(error) = views::refresh(&context).await {
+                warn!(%error, "the archive's views could not be looked at");
+            }
             for collection in &shared.collections {
                 if let Err(error) = synchronise(&context, collection).await {
                     warn!(ns = %collection.name, %error, "definitions could not be compared");

@@ -22,6 +22,7 @@ use crate::execute::faultin::FaultIns;
 use crate::execute::sessions::Transactions;
 use crate::options::Options;
 use crate::stats::Stats;
+use crate::views::Views;
 
 /// Longest time a proof of absence is used (protocol rule 19).
 const PROOF_AGE: Duration = Duration::from_secs(30);
@@ -48,6 +49,8 @@ pub struct Shared {
     pub admission: Admission,
     /// Cursors given to clients.
     pub cursors: CursorTable,
+    /// Views of the archive that show tiered documents.
+    pub views: ArcSwap<Views>,
     /// Transactions under way.
     pub transactions: Transactions,
     /// Fault-ins under way, shared by those who wait for the same document.
@@ -82,6 +85,7 @@ impl Shared {
             recent: RecentKeys::new(options.moves.residency),
             admission: Admission::default(),
             cursors: CursorTable::default(),
+            views: ArcSwap::default(),
             transactions: Transactions::default(),
             faultins: FaultIns::default(),
             stats: Stats::new(),

@@ -31,7 +31,8 @@ impl Engine {
 
     /// An untiered read, unless something in it names a tiered collection.
     pub(crate) async fn read_untiered(&self, request: &Request<'_>) -> Result<Answer, Refusal> {
-        let named = self.tiered_in_pipeline(request);
+        let mut named = self.tiered_in_pipeline(request);
+        self.add_behind_view(request, &mut named);
         if named.is_empty() {
             return self.archive(request).await;
         }
@@ -39,6 +40,24 @@ impl Engine {
             return Err(refuse_output(target));
         }
         Box::pin(self.behind_range_barriers(request, &named, "not_covered")).await
+    }
+
+    /// Tiered collections behind the view that a read names, if it names one.
+    fn add_behind_view<'s>(&'s self, request: &Request<'_>, named: &mut Vec<&'s Collection>) {
+        let shared = &self.context.shared;
+        let views = shared.views.load();
+        if views.is_empty() {
+            return;
+        }
+        let Some((db, coll)) = request.command.namespace() else { return };
+        let Some(behind) = views.get(&format!("{db}.{coll}")) else { return };
+        for id in behind {
+            if let Some(collection) = shared.collections.get(*id)
+                && !named.iter().any(|known| known.id == collection.id)
+            {
+                named.push(collection);
+            }
+        }
     }
 
     /// Runs a read on the archive once it reflects every change acknowledged so far of the named
@@ -201,7 +220,14 @@ impl Engine {
                 command.name()
             )));
         }
-        self.archive(request).await
+        let answer = self.archive(request).await?;
+        // A view that shows tiered documents may have come or changed.
+        if shared.has_tiered(command.db())
+            && let Err(error) = crate::views::refresh(&self.context).await
+        {
+            tracing::warn!(%error, "the archive's views could not be looked at; trying again within a minute");
+        }
+        Ok(answer)
     }
 
     /// Explains on the tier that would answer, and says why there.
@@ -294,6 +320,11 @@ pub(crate) fn writes_into<'c>(request: &Request<'_>, named: &[&'c Collection]) -
         }
     }
     target
+}
+
+/// Calls `visit` with every collection that a stage names.
+pub(crate) fn named_in_stage(stage: &RawDocument, db: &str, visit: &mut dyn FnMut(&str, &str)) {
+    foreign_names(stage, db, PIPELINE_DEPTH, visit);
 }
 
 /// Calls `visit` with every collection that stages inside name.

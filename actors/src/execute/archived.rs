@@ -97,7 +97,8 @@ fn with_majority(message: &OpMsg) -> Result<OpMsg, WireError> {
 fn timed_out() -> bson::RawDocumentBuf {
     rawdoc! {
         "code": codes::WRITE_CONCERN_TIMEOUT,
-        "codeName": codes::code_name(codes::WRITE_CONCERN_TIMEOUT),
+        // Its name up to release 8.0.
+        "codeName": "WriteConcernFailed",
         "errmsg": "waiting for replication timed out",
         "errInfo": { "wtimeout": true, "writeConcern": { "w": ARCHIVED } },
     }

@@ -11,6 +11,8 @@ pub mod refusal;
 pub mod sessions;
 pub mod write;
 
+pub(crate) use archive::named_in_stage;
+
 mod archive;
 mod archived;
 mod candidates;

@@ -79,7 +79,8 @@ impl Engine {
             }
             ReadRoute::Archive(reason) => {
                 drop(hold);
-                Box::pin(self.behind_range_barriers(request, &[collection], reason.label())).await
+                let sources = self.sources(request, collection);
+                Box::pin(self.behind_range_barriers(request, &sources, reason.label())).await
             }
             ReadRoute::Point { .. }
             | ReadRoute::Points { .. }
@@ -319,6 +320,19 @@ impl Engine {
         kill(self, &cursor).await;
     }
 
+    /// Every tiered collection that a read on this one reads: `$lookup` and its kin name others.
+    fn sources<'s>(
+        &'s self,
+        request: &Request<'_>,
+        collection: &'s Collection,
+    ) -> Vec<&'s Collection> {
+        let mut sources = self.tiered_in_pipeline(request);
+        if !sources.iter().any(|known| known.id == collection.id) {
+            sources.push(collection);
+        }
+        sources
+    }
+
     /// A pipeline that writes its result: fine into an untiered collection, on the archive.
     async fn writing_elsewhere(
         &self,
@@ -329,10 +343,7 @@ impl Engine {
         if let Some(target) = crate::execute::archive::writes_into(request, &named) {
             return Err(crate::execute::archive::refuse_output(target));
         }
-        let mut sources: Vec<&Collection> = named;
-        if !sources.iter().any(|c| c.id == collection.id) {
-            sources.push(collection);
-        }
+        let sources = self.sources(request, collection);
         self.behind_range_barriers(request, &sources, Reason::UnsupportedShape.label()).await
     }
 
