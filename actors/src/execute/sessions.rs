@@ -222,12 +222,7 @@ impl Engine {
                 WriteTarget::Id { id, .. } => keys
                     .push(Key::new(id).map_err(|e| Refusal::new(codes::BAD_VALUE, e.to_string()))?),
                 WriteTarget::Covered => {
-                    if let Some(id) = statement.upserted_id().filter(|_| statement.upsert) {
-                        keys.push(
-                            Key::new(id)
-                                .map_err(|e| Refusal::new(codes::BAD_VALUE, e.to_string()))?,
-                        );
-                    }
+                    keys.extend(statement.upserted_key()?);
                 }
                 WriteTarget::Ids { ids, .. } if !statement.upsert => {
                     keys.extend(

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use bson::raw::{RawArrayBuf, RawBsonRef, RawDocument, RawDocumentBuf};
 use bson::rawdoc;
 use bytes::{Bytes, BytesMut};
+use halocline_tiering::key::Key;
+use halocline_tiering::upsert::{UpsertId, upsert_id};
 use halocline_wire::patch::{Edit, edited};
 use halocline_wire::{Command, MsgFlags, codes, encode_msg};
 use smallvec::SmallVec;
@@ -13,7 +15,6 @@ use smallvec::SmallVec;
 use crate::execute::commands::Write;
 use crate::execute::forward::{Repeat, TierReply, repeat_of};
 use crate::execute::refusal::Refusal;
-use crate::execute::write::id_in_update;
 use crate::execute::{Answer, Engine, Request, document_reply};
 use crate::shared::Collection;
 use crate::stats::Answered;
@@ -89,9 +90,31 @@ impl<'a> Statement<'a> {
         self.sort.is_some()
     }
 
-    /// The `_id` that an upsert of this statement would give a new document, if it names one.
-    pub(crate) fn upserted_id(&self) -> Option<RawBsonRef<'a>> {
-        self.update.and_then(id_in_update)
+    /// Whether the update itself may say what a new document's `_id` is.
+    pub(crate) fn update_may_set_id(&self) -> bool {
+        let Some(RawBsonRef::Document(update)) = self.update else { return self.update.is_some() };
+        update.iter().map_while(Result::ok).any(|(name, value)| match value {
+            _ if name.as_str() == "_id" => true,
+            RawBsonRef::Document(fields) if name.as_str().starts_with('$') => {
+                !matches!(fields.get("_id"), Ok(None))
+            }
+            _ => false,
+        })
+    }
+
+    /// The key that an upsert of this statement would give a new document; `None` if it is no
+    /// upsert, or the server makes a new ObjectId.
+    pub(crate) fn upserted_key(&self) -> Result<Option<Key>, Refusal> {
+        let Some(update) = self.update.filter(|_| self.upsert) else { return Ok(None) };
+        match upsert_id(self.filter, update) {
+            UpsertId::Known(id) => {
+                Key::new(id).map(Some).map_err(|e| Refusal::new(codes::BAD_VALUE, e.to_string()))
+            }
+            UpsertId::Generated => Ok(None),
+            UpsertId::Unclear => Err(Refusal::unsupported(
+                "Halocline cannot tell which _id this upsert would give a new document, so it cannot prove that the archive has none; name the _id by equality in the filter or in $setOnInsert",
+            )),
+        }
     }
 }
 

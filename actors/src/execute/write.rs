@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use bson::raw::{RawBsonRef, RawDocument};
+use bson::raw::RawBsonRef;
 use bytes::Bytes;
 use halocline_cluster::Tier;
 use halocline_tiering::key::Key;
@@ -138,6 +138,9 @@ impl Engine {
                 if statement.upsert {
                     // Afterwards the fast tier alone gives the right answer (rule 19).
                     settle(&self.context, collection, &[key], &request.deadline).await?;
+                    if statement.update_may_set_id() {
+                        self.settle_upserted_id(request, collection, statement).await?;
+                    }
                     return self.send_write(request, bytes, repeat).await;
                 }
                 loop {
@@ -170,19 +173,18 @@ impl Engine {
         }
     }
 
-    /// An upsert by another filter than `_id` may name the new document's `_id`: then its absence
-    /// must be proved like an insert's.
+    /// An upsert may give the new document an `_id`: its absence must then be proved like an
+    /// insert's (rule 19). Where the command does not tell which, nothing can be proved.
     pub(crate) async fn settle_upserted_id(
         &self,
         request: &Request<'_>,
         collection: &Collection,
         statement: &Statement<'_>,
     ) -> Result<(), Refusal> {
-        if !statement.upsert {
-            return Ok(());
-        }
-        let Some(id) = statement.upserted_id() else { return Ok(()) };
-        let key = Key::new(id).map_err(|e| Refusal::new(codes::BAD_VALUE, e.to_string()))?;
+        let key = match statement.upserted_key()? {
+            Some(key) => key,
+            None => return Ok(()),
+        };
         settle(&self.context, collection, &[key], &request.deadline).await
     }
 
@@ -246,16 +248,4 @@ fn is_zero(value: RawBsonRef<'_>) -> bool {
         RawBsonRef::Double(n) => n == 0.0,
         _ => false,
     }
-}
-
-/// The `_id` an update document gives to a new document, if it names one.
-pub(crate) fn id_in_update(update: RawBsonRef<'_>) -> Option<RawBsonRef<'_>> {
-    let RawBsonRef::Document(update) = update else { return None };
-    let set = |operator: &str| {
-        update
-            .get_document(operator)
-            .ok()
-            .and_then(|fields: &RawDocument| fields.get("_id").ok()?)
-    };
-    update.get("_id").ok().flatten().or_else(|| set("$setOnInsert")).or_else(|| set("$set"))
 }
