@@ -27,6 +27,7 @@ use halocline_actors::supervisor::{
 };
 use halocline_actors::views;
 use halocline_actors::warmer::Warmer;
+use halocline_cluster::abandoned::abort_abandoned_moves;
 use halocline_cluster::lanes::LaneRecord;
 use halocline_cluster::moves::ensure_anchor;
 use halocline_cluster::{Cluster, Facts, Pool};
@@ -175,9 +176,13 @@ async fn assemble(
 }
 
 /// What must stand before the first actor runs: the anchor, the collections on both tiers, the
-/// boundaries.
+/// boundaries. And what must not: moves that a dead daemon has left open.
 async fn prepare(context: &ThreadContext) -> anyhow::Result<()> {
     ensure_anchor(&context.fast).await?;
+    let abandoned = abort_abandoned_moves(&context.fast).await?;
+    if abandoned > 0 {
+        info!(abandoned, "ended the moves that another daemon has left open");
+    }
     for collection in &context.shared.collections {
         synchronise(context, collection)
             .await

@@ -5,6 +5,7 @@
 //! does DDL and scans. Client requests never pass through it; they go as raw BSON over the
 //! connections pooled here.
 
+pub mod abandoned;
 mod cluster;
 mod error;
 pub mod feed;

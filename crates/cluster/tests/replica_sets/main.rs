@@ -3,6 +3,7 @@
 // The lints' own exemption for tests does not reach the functions tests share.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
+mod abandoned;
 mod feed;
 mod lanes;
 mod lease;
