@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, WrapFuture};
-use bson::raw::{RawArrayBuf, RawBson, RawBsonRef, RawDocumentBuf};
+use bson::raw::{RawArrayBuf, RawBson, RawBsonRef, RawDocument, RawDocumentBuf};
 use bson::{Timestamp, rawdoc};
 use halocline_cluster::ClusterError;
 use halocline_cluster::moves::{Find, Move};
@@ -141,9 +141,37 @@ struct Rounds {
 /// What one batch came to.
 struct Batch {
     looked_at: usize,
-    /// The date of the last document looked at.
+    /// There may be others after these.
+    more: bool,
+    /// Everything older than this was looked at.
     reached: Option<DatePoint>,
     evicted: usize,
+    /// The date of the oldest document that should go and stays. One that a client changed lately
+    /// should not go.
+    overdue: Option<DatePoint>,
+}
+
+/// What came of looking at a batch.
+#[derive(Default)]
+struct Proved {
+    /// These may go.
+    keys: Vec<Key>,
+    /// See [`Batch::overdue`].
+    overdue: Option<DatePoint>,
+    /// Some were left for another move, this one being large enough.
+    full: bool,
+    /// The date of the first of them.
+    full_at: Option<DatePoint>,
+}
+
+impl Proved {
+    /// A document of that date should go and stays.
+    fn stays(&mut self, at: Option<DatePoint>) {
+        self.overdue = match (self.overdue, at) {
+            (Some(oldest), Some(at)) => Some(oldest.min(at)),
+            (oldest, at) => oldest.or(at),
+        };
+    }
 }
 
 impl Rounds {
@@ -205,21 +233,28 @@ impl Rounds {
         stored: Stored,
         horizon: DatePoint,
     ) -> Result<(), ClusterError> {
+        // Whatever the index's direction: a batch in which everything stays is looked past by date.
+        let sort = self.collection.date.oldest_first();
         let mut from = None;
+        let mut overdue: Option<DatePoint> = None;
         let mut limit = self.context.shared.options.moves.batch_documents;
         loop {
             let filter = self.collection.date.evictable_dated(from, horizon);
-            let Some(batch) = self.batch(stored, &filter, limit).await? else { return Ok(()) };
-            self.note_overdue(batch.reached, horizon);
-            if batch.looked_at < limit {
+            let batch = self.batch(stored, &filter, Some(&sort), limit).await?;
+            let Some(batch) = batch else { return Ok(()) };
+            overdue = overdue.or(batch.overdue);
+            if !batch.more {
+                self.note_overdue(overdue, horizon);
                 return Ok(());
             }
-            if batch.evicted == 0 {
-                // Everything looked at stays; look past it. Many of one date: look further.
-                if batch.reached.is_none() || batch.reached == from {
-                    limit *= 2;
-                }
-                from = batch.reached.or(from);
+            // The rest comes after what has just been evicted.
+            let rest = batch.reached.filter(|_| batch.evicted > 0);
+            self.note_overdue(overdue.or(rest), horizon);
+            if batch.reached.is_some() && batch.reached != from {
+                from = batch.reached;
+            } else if batch.evicted == 0 {
+                // More documents of one date than a batch, and all stay: look further.
+                limit *= 2;
             }
             tokio::time::sleep(self.context.shared.options.moves.batch_pause).await;
         }
@@ -233,18 +268,19 @@ impl Rounds {
         let limit = self.context.shared.options.moves.batch_documents;
         let filter = self.collection.date.evictable_undated();
         loop {
-            let Some(batch) = self.batch(stored, &filter, limit).await? else { return Ok(()) };
+            let batch = self.batch(stored, &filter, None, limit).await?;
+            let Some(batch) = batch else { return Ok(()) };
             let left = batch.looked_at - batch.evicted;
             self.collection.moves.undated.store(left as u64, Ordering::Relaxed);
-            if batch.looked_at < limit || batch.evicted == 0 {
+            if !batch.more || batch.evicted == 0 {
                 return Ok(());
             }
             tokio::time::sleep(self.context.shared.options.moves.batch_pause).await;
         }
     }
 
-    fn note_overdue(&self, reached: Option<DatePoint>, horizon: DatePoint) {
-        let units = reached.map_or(0, |at| horizon.0.saturating_sub(at.0).max(0));
+    fn note_overdue(&self, oldest: Option<DatePoint>, horizon: DatePoint) {
+        let units = oldest.map_or(0, |at| horizon.0.saturating_sub(at.0).max(0));
         let a_second = self.collection.date.kind().units(Duration::from_secs(1)).max(1);
         let seconds = u64::try_from(units / a_second).unwrap_or(0);
         self.collection.moves.overdue_seconds.store(seconds, Ordering::Relaxed);
@@ -255,20 +291,25 @@ impl Rounds {
         &mut self,
         stored: Stored,
         filter: &RawDocumentBuf,
+        sort: Option<&RawDocument>,
         limit: usize,
     ) -> Result<Option<Batch>, ClusterError> {
         let collection = self.collection.clone();
         let Some(uuid) = collection.fast_uuid.load_full() else { return Ok(None) };
         let mut moving = Move::open(&self.context.fast, &self.context.moves).await?;
         let snapshot = ClusterTime::from(moving.snapshot_time());
-        let query = Find { limit: i64::try_from(limit).ok(), ..Find::new(filter) };
+        let query = Find { sort, limit: i64::try_from(limit).ok(), ..Find::new(filter) };
         let found = moving.find(collection.ns.db(), collection.ns.coll(), query).await?;
-        let reached = found.iter().filter_map(|d| match collection.date.place(d) {
-            Some(Place::At(at)) => Some(at),
-            _ => None,
-        });
-        let mut batch = Batch { looked_at: found.len(), reached: reached.max(), evicted: 0 };
-        let proved = self.proved(found, snapshot).await?;
+        let looked_at = found.len();
+        let newest = found.iter().filter_map(|document| self.date_of(document)).max();
+        let Proved { keys: proved, overdue, full, full_at } = self.proved(found, snapshot).await?;
+        let mut batch = Batch {
+            looked_at,
+            more: looked_at >= limit || full,
+            reached: full_at.or(newest),
+            evicted: 0,
+            overdue,
+        };
         if proved.is_empty() {
             moving.abort().await;
             return Ok(Some(batch));
@@ -317,14 +358,16 @@ impl Rounds {
         &self,
         found: Vec<RawDocumentBuf>,
         snapshot: ClusterTime,
-    ) -> Result<Vec<Key>, ClusterError> {
+    ) -> Result<Proved, ClusterError> {
         let shared = &self.context.shared;
+        let mut proved = Proved::default();
         let until = Instant::now() + BARRIER_WAIT;
         let caught_up =
             tokio::time::timeout_at(until.into(), shared.progress.wait_ingested(snapshot)).await;
         if caught_up.is_err() {
             self.blocked.late.increment(found.len() as u64);
-            return Ok(Vec::new());
+            proved.overdue = found.iter().filter_map(|document| self.date_of(document)).min();
+            return Ok(proved);
         }
         let mut ours = HashMap::new();
         let mut bytes = 0;
@@ -339,32 +382,45 @@ impl Rounds {
             let barrier = shared.progress.point_barrier(self.collection.id, &key, snapshot);
             if tokio::time::timeout_at(until.into(), barrier).await.is_err() {
                 self.blocked.late.increment(1);
+                proved.stays(self.date_of(&document));
                 continue;
             }
             bytes += document.as_bytes().len();
             if bytes > MOVE_BYTES && !ours.is_empty() {
+                proved.full = true;
+                proved.full_at = self.date_of(&document);
                 break;
             }
             ours.insert(key, document);
         }
         if ours.is_empty() {
-            return Ok(Vec::new());
+            return Ok(proved);
         }
         let theirs = self.archive_copies(ours.keys()).await?;
-        let mut proved = Vec::with_capacity(ours.len());
         for (key, document) in ours {
             match theirs.get(&key) {
-                Some(copy) if copy.as_bytes() == document.as_bytes() => proved.push(key),
+                Some(copy) if copy.as_bytes() == document.as_bytes() => proved.keys.push(key),
                 Some(_) => {
+                    proved.stays(self.date_of(&document));
                     self.blocked.differs.increment(1);
                     self.collection.moves.mismatches.fetch_add(1, Ordering::Relaxed);
                     warn!(ns = %self.collection.name, ?key, "the tiers differ, so the document stays on the fast tier; compare both copies and mend the archive's");
                 }
                 // Removed by the archive's own TTL index, or by somebody who wrote past Halocline.
-                None => self.blocked.missing.increment(1),
+                None => {
+                    proved.stays(self.date_of(&document));
+                    self.blocked.missing.increment(1);
+                }
             }
         }
         Ok(proved)
+    }
+
+    fn date_of(&self, document: &RawDocument) -> Option<DatePoint> {
+        match self.collection.date.place(document) {
+            Some(Place::At(at)) => Some(at),
+            _ => None,
+        }
     }
 
     async fn archive_copies<'k>(

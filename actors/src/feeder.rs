@@ -27,6 +27,7 @@ use crate::applier::{Applied, Applier, Apply, ApplyError};
 use crate::context::ThreadContext;
 use crate::feeder_state::{FeederShared, FeederState};
 use crate::fetch::find_all;
+use crate::lane_use::LaneUse;
 use crate::leader;
 use crate::mark::Mark;
 use crate::panic_injection::checkpoint;
@@ -221,7 +222,8 @@ async fn incarnation(
         tokens: VecDeque::new(),
         persisted: mark.time,
         idle: (0..appliers.len()).collect(),
-        busy_lanes: vec![false; shared.progress.pending().lanes()],
+        // Closing them to earlier epochs has just written on each.
+        lane_use: LaneUse::new(count, Instant::now()),
         meters: Meters::new(),
         arrivals: VecDeque::new(),
     };
@@ -356,7 +358,7 @@ struct Mirror {
     tokens: VecDeque<TokenAt>,
     persisted: ClusterTime,
     idle: Vec<usize>,
-    busy_lanes: Vec<bool>,
+    lane_use: LaneUse,
     meters: Meters,
     /// When what was ingested came in, for the lag.
     arrivals: VecDeque<(ClusterTime, Instant)>,
@@ -383,7 +385,7 @@ impl Mirror {
         let mut flights: Flights = FuturesUnordered::new();
         // Chores run beside the loop: with the archive stopped, ingesting must go on.
         let mut persisting: Chore<ClusterTime> = None;
-        let mut refreshing: Chore<()> = None;
+        let mut refreshing: Chore<Vec<usize>> = None;
         let mut persist_due = Instant::now() + shared.options.feeder.token_interval;
         let mut lanes_due = Instant::now() + LANE_REFRESH;
         let mut paused = self.state.paused();
@@ -406,7 +408,10 @@ impl Mirror {
                 },
                 Some(flight) = flights.next(), if !flights.is_empty() => self.landed(&shared, flight),
                 saved = finish(&mut persisting) => saved.map(|time| self.persisted = time),
-                refreshed = finish(&mut refreshing) => refreshed,
+                refreshed = finish(&mut refreshing) => refreshed.map(|lanes| {
+                    let now = Instant::now();
+                    lanes.iter().for_each(|&lane| self.lane_use.end(lane, true, now));
+                }),
                 () = shared.progress.hurry_requested() => Ok(()),
                 _ = paused.changed() => Ok(()),
                 _ = draining.wait_for(|draining| *draining) => {
@@ -427,8 +432,8 @@ impl Mirror {
                 }
             }
             if now >= lanes_due && refreshing.is_none() {
-                lanes_due = now + LANE_REFRESH;
-                refreshing = Some(self.refresh_lanes());
+                lanes_due = now + LANE_REFRESH / 2;
+                refreshing = self.refresh_lanes(now);
             }
         }
     }
@@ -443,15 +448,18 @@ impl Mirror {
         End::Drained
     }
 
-    /// Lanes that carry nothing now get a write of their own, so that the server keeps their sessions.
-    fn refresh_lanes(&self) -> LocalBoxFuture<'static, Result<(), End>> {
-        let idle = self.idle_lanes();
+    /// Lanes that have carried nothing for long get a write of their own, so that the server keeps
+    /// their sessions. Until it is done they carry nothing else. Returns the lanes.
+    fn refresh_lanes(&mut self, now: Instant) -> Chore<Vec<usize>> {
+        let idle = self.lane_use.begin_idle(LANE_REFRESH / 2, now);
+        if idle.is_empty() {
+            return None;
+        }
         let (context, lanes) = (self.context.clone(), self.lanes.clone());
-        Box::pin(async move { Ok(lanes.refresh(&context.archive, &idle).await?) })
-    }
-
-    fn idle_lanes(&self) -> Vec<usize> {
-        self.busy_lanes.iter().enumerate().filter(|(_, busy)| !**busy).map(|(i, _)| i).collect()
+        Some(Box::pin(async move {
+            lanes.refresh(&context.archive, &idle).await?;
+            Ok(idle)
+        }))
     }
 
     /// Rule 1: a key enters the pending set before `ingested` advances.
@@ -459,10 +467,13 @@ impl Mirror {
         let now = Instant::now();
         for event in batch.events {
             let Some(collection) = shared.collection(&event.db, &event.coll) else { continue };
+            let at = ClusterTime::from(event.time);
             let change = match event.op {
                 FeedOp::Insert => Change::Upsert,
                 FeedOp::Update | FeedOp::Replace => Change::Upsert,
                 FeedOp::Delete => Change::Delete,
+                // Replayed: seen by an earlier incarnation, or made before the first one began.
+                FeedOp::Ddl(_) if at < self.position => continue,
                 FeedOp::Ddl(ref kind) => {
                     self.meters.ddl.increment(1);
                     warn!(ns = %collection.name, ?kind, "a definition of a tiered collection changed on the fast tier");
@@ -485,7 +496,6 @@ impl Mirror {
                 continue;
             };
             shared.recent.touch(collection.id, &key, now);
-            let at = ClusterTime::from(event.time);
             if at < self.position {
                 continue;
             }
@@ -528,7 +538,7 @@ impl Mirror {
                 options.coalesce
             };
             for lane in 0..pending.lanes() {
-                if self.busy_lanes.get(lane).copied().unwrap_or(true) {
+                if !self.lane_use.is_free(lane) {
                     continue;
                 }
                 let Some(due) = pending.next_due(lane, collection.id) else { continue };
@@ -553,9 +563,7 @@ impl Mirror {
                     continue;
                 }
                 let Some(slot) = appliers.get(applier) else { continue };
-                if let Some(busy) = self.busy_lanes.get_mut(lane) {
-                    *busy = true;
-                }
+                self.lane_use.begin(lane);
                 let apply = Apply {
                     lane,
                     collection: collection.id,
@@ -574,12 +582,14 @@ impl Mirror {
 
     fn landed(&mut self, shared: &Shared, flight: Flight) -> Result<(), End> {
         self.idle.push(flight.applier);
-        if let Some(busy) = self.busy_lanes.get_mut(flight.lane) {
-            *busy = false;
-        }
+        let written = match &flight.result {
+            Ok(applied) => applied.upserts + applied.deletes,
+            Err(_) => 0,
+        };
+        self.lane_use.end(flight.lane, written > 0, Instant::now());
         match flight.result {
             Ok(applied) => {
-                self.state.count_mirrored((applied.upserts + applied.deletes) as u64);
+                self.state.count_mirrored(written as u64);
                 shared.admission.drained(applied.settled);
                 for (key, reason) in &applied.refused {
                     warn!(lane = flight.lane, key = ?key, %reason, "the archive refused a document; it will be tried again");
