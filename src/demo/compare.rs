@@ -15,6 +15,9 @@ use super::{COLLECTION, DATABASE, DATE_FIELD};
 
 /// Documents looked up with one query.
 const BATCH: usize = 500;
+/// Documents compared before other tasks of this thread, such as the driver's monitors, have their
+/// turn: a cursor's documents come in large batches, between which nothing waits.
+const TURN: u64 = 200;
 /// Differences that are shown one by one.
 const SHOWN: usize = 10;
 
@@ -82,6 +85,7 @@ async fn fast_with_archive(
             ids.insert(id.clone());
             batch.insert(id, document);
         }
+        give_way(found.fast).await;
         if batch.len() >= BATCH || !more {
             compare_batch(&mut batch, archive, found).await?;
         }
@@ -134,8 +138,9 @@ async fn archive_with_books(
         .collect();
     let mut cursor = archive.find(doc! {}).await.context(reading)?;
     while cursor.advance().await.context(reading)? {
-        let document = cursor.current();
         found.archive += 1;
+        give_way(found.archive).await;
+        let document = cursor.current();
         let id = id_of(document)?;
         if let (Some(from), Ok(date)) = (window_from, document.get_datetime(DATE_FIELD))
             && date.timestamp_millis() >= from
@@ -170,6 +175,12 @@ async fn archive_with_books(
         found.differ(format_args!("the archive lacks the order {id}"));
     }
     Ok(())
+}
+
+async fn give_way(compared: u64) {
+    if compared.is_multiple_of(TURN) {
+        tokio::task::yield_now().await;
+    }
 }
 
 /// An `_id` with its type, as bytes, so that it can be looked up.
