@@ -228,9 +228,9 @@ fn start_actors(running: &Arc<Running>, hello: &Arc<HelloState>) -> anyhow::Resu
     });
     start_mirroring(running, &background);
     start_movers(running, &background);
-    let s = shared.clone();
+    let (s, f) = (shared.clone(), running.feeder.clone());
     supervisor.supervise(worker("housekeeper", "housekeeper", &background), move |_| {
-        Housekeeper::new(ThreadContext::current(&s))
+        Housekeeper::new(ThreadContext::current(&s), f.clone())
     });
 
     let settings = Arc::new(ConnectionSettings::new(hello.clone()));

@@ -177,7 +177,7 @@ fn feeder(running: &Running) -> FeederStatus {
         events: now.events,
         coalesced: now.coalesced,
         token_age_seconds: now.token_age.as_secs_f64(),
-        oplog_window_seconds: None,
+        oplog_window_seconds: now.oplog_window.map(|window| window.as_secs_f64()),
         quarantined_keys: 0,
     }
 }

@@ -262,7 +262,7 @@ impl Origin {
 }
 
 /// The time of the oldest entry of the fast tier's oplog.
-async fn oldest_in_oplog(context: &ThreadContext) -> Result<ClusterTime, End> {
+pub(crate) async fn oldest_in_oplog(context: &ThreadContext) -> Result<ClusterTime, ClusterError> {
     let find = bson::rawdoc! {
         "find": "oplog.rs", "sort": { "$natural": 1 }, "limit": 1, "singleBatch": true,
         "projection": { "ts": 1 },
@@ -270,7 +270,10 @@ async fn oldest_in_oplog(context: &ThreadContext) -> Result<ClusterTime, End> {
     let mut connection = context.fast.primary().await?;
     let (entries, _) = find_all(&mut connection, "local", &find).await?;
     let first = entries.first().and_then(|entry| entry.get_timestamp("ts").ok());
-    first.map(ClusterTime::from).ok_or_else(|| End::Interrupted("the oplog is empty".into()))
+    first.map(ClusterTime::from).ok_or_else(|| ClusterError::Aborted {
+        tier: Tier::Fast,
+        message: "the oplog is empty".into(),
+    })
 }
 
 /// Reads the stream into the channel; resumes by itself where the stream allows it.

@@ -49,6 +49,8 @@ pub struct FeederShared {
     coalesced: AtomicU64,
     mirrored: AtomicU64,
     pending_keys: AtomicU64,
+    /// Seconds; 0: not known yet.
+    oplog_window: AtomicU64,
     times: Mutex<Times>,
     meters: Meters,
 }
@@ -85,6 +87,7 @@ impl Default for FeederShared {
             coalesced: AtomicU64::new(0),
             mirrored: AtomicU64::new(0),
             pending_keys: AtomicU64::new(0),
+            oplog_window: AtomicU64::new(0),
             times: Mutex::new(Times {
                 lag: Duration::ZERO,
                 ingested: ClusterTime::ZERO,
@@ -166,6 +169,10 @@ impl FeederShared {
         self.meters.lag.set(lag.as_secs_f64());
     }
 
+    pub(crate) fn set_oplog_window(&self, seconds: u64) {
+        self.oplog_window.store(seconds, Ordering::Relaxed);
+    }
+
     pub(crate) fn token_saved(&self) {
         self.times.lock().token_saved = Instant::now();
     }
@@ -196,6 +203,10 @@ impl FeederShared {
             ingested_ago: times.ingested_at.elapsed(),
             token_age: times.token_saved.elapsed(),
             pending_keys: self.pending_keys.load(Ordering::Relaxed),
+            oplog_window: match self.oplog_window.load(Ordering::Relaxed) {
+                0 => None,
+                seconds => Some(Duration::from_secs(seconds)),
+            },
             events: self.events.load(Ordering::Relaxed),
             coalesced: self.coalesced.load(Ordering::Relaxed),
             mirrored: self.mirrored.load(Ordering::Relaxed),
@@ -221,6 +232,8 @@ pub struct FeederSnapshot {
     pub token_age: Duration,
     /// Keys changed on the fast tier and not yet written to the archive.
     pub pending_keys: u64,
+    /// Length of the fast tier's oplog: how long the feeder may be away.
+    pub oplog_window: Option<Duration>,
     /// Client events read.
     pub events: u64,
     /// Changes that needed no write of their own.
