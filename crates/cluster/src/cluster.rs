@@ -70,8 +70,9 @@ impl Cluster {
     /// Connects: checks the options, starts the monitors, waits until a primary is known, and
     /// authenticates to it once.
     ///
-    /// The driver's monitors live on the runtime this is called from, which must outlive the
-    /// cluster.
+    /// The driver's monitors live on the runtime this is called from. It must outlive the cluster,
+    /// and nothing on it may block: a monitor that is kept from reading an answer in time takes
+    /// the server for silent, and requests waiting on it are ended.
     pub async fn connect(options: ClusterOptions) -> Result<Arc<Cluster>, ClusterError> {
         let tier = options.tier;
         let prepared = prepare(&options).await?;

@@ -506,8 +506,8 @@ mod tests {
     use super::*;
 
     // Tokens of a real server: an event's, and one that only marks how far the stream has come.
-    const EVENT_TOKEN: &str = "8265A0C5D1000000022B042C0100296E5A10046B";
-    const HIGH_WATER_TOKEN: &str = "8265A0C5D1000000022B0429296E1404";
+    const EVENT_TOKEN: &str = "826B0E206B000000022B022C0100296E5A1004BB7E5F2DF2A240EA9B1AFC8B15C50D9B461E5F6964002B020004";
+    const HIGH_WATER_TOKEN: &str = "826B0E206B000000022B0229296E04";
 
     fn token(data: &str) -> ResumeToken {
         ResumeToken::new(rawdoc! { "_data": data })
@@ -517,20 +517,20 @@ mod tests {
     fn a_token_tells_its_time_and_claims_nothing_at_that_time() {
         for data in [EVENT_TOKEN, HIGH_WATER_TOKEN] {
             let token = token(data);
-            assert_eq!(token.time(), Some(Timestamp { time: 0x65a0_c5d1, increment: 2 }));
-            assert_eq!(token.through(), Some(Timestamp { time: 0x65a0_c5d1, increment: 1 }));
+            assert_eq!(token.time(), Some(Timestamp { time: 0x6b0e_206b, increment: 2 }));
+            assert_eq!(token.through(), Some(Timestamp { time: 0x6b0e_206b, increment: 1 }));
         }
-        let first_of_a_second = token("8265A0C5D100000000");
+        let first_of_a_second = token("826B0E206B00000000");
         assert_eq!(
             first_of_a_second.through(),
-            Some(Timestamp { time: 0x65a0_c5d0, increment: u32::MAX })
+            Some(Timestamp { time: 0x6b0e_206a, increment: u32::MAX })
         );
     }
 
     #[test]
     fn what_is_no_token_has_no_time() {
         for data in
-            ["", "82", "8265A0C5D1", "7865A0C5D100000002", "82zzzzzzzzzzzzzzzz", "82€€€€€€€€"]
+            ["", "82", "826B0E206B", "7865A0C5D100000002", "82zzzzzzzzzzzzzzzz", "82€€€€€€€€"]
         {
             assert_eq!(token(data).time(), None, "{data}");
         }
