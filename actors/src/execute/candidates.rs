@@ -22,6 +22,9 @@ use crate::execute::write::matched_nothing;
 use crate::execute::{Engine, Request};
 use crate::shared::Collection;
 
+/// mongod's answer to a `findAndModify` that is no upsert under a number whose record is an insert.
+const RECORDED_AS_UPSERT: i32 = 40608;
+
 impl Engine {
     /// One statement by a filter that is neither a key nor covered.
     pub(crate) async fn by_candidates(
@@ -50,19 +53,21 @@ impl Engine {
         let repeat = repeat_of(request.command, false);
         // A retry of a command that has been applied must answer from the server's record, which
         // it does whatever the filter matches by now; a first try of an upsert must not insert
-        // before the archive has been asked.
-        let probe =
-            if statement.upsert { self.without_upsert(request, statement)? } else { bytes.clone() };
+        // before the archive has been asked. With a sort nothing may match yet.
+        let probe = match (statement.sorts(), statement.upsert) {
+            (true, _) => self.matching_nothing(request, statement)?,
+            (false, true) => self.without_upsert(request, statement)?,
+            (false, false) => bytes.clone(),
+        };
         loop {
-            let now = if statement.sorts() {
-                self.fast_time().await?
-            } else {
-                let reply = self.send_write(request, &probe, repeat).await?;
-                if !matched_nothing(&reply) {
-                    return Ok(reply);
-                }
-                reply.time()?
-            };
+            let reply = self.send_write(request, &probe, repeat).await?;
+            if statement.upsert && reply.view.code == Some(RECORDED_AS_UPSERT) {
+                return self.send_write(request, bytes, repeat).await;
+            }
+            if !matched_nothing(&reply) {
+                return Ok(reply);
+            }
+            let now = reply.time()?;
             range_barrier(&self.context, collection, now, &request.deadline).await?;
             let Some(key) = self.first_on_archive(collection, statement).await? else {
                 self.settle_upserted_id(request, collection, statement).await?;
@@ -95,13 +100,28 @@ impl Engine {
         statement: &Statement<'_>,
         bytes: &Bytes,
     ) -> Result<TierReply, Refusal> {
-        let now = self.fast_time().await?;
-        range_barrier(&self.context, collection, now, &request.deadline).await?;
+        let reply = self.refused_by_fast(request, statement).await?;
+        if !matched_nothing(&reply) {
+            return Ok(reply);
+        }
+        range_barrier(&self.context, collection, reply.time()?, &request.deadline).await?;
         let keys = self.all_on_archive(collection, statement).await?;
         if keys.is_empty() {
             self.settle_upserted_id(request, collection, statement).await?;
         }
         self.each_key(request, collection, statement, &keys, bytes).await
+    }
+
+    /// What the server has to say against a statement whatever it matches: the statements that are
+    /// made of it for single documents would no longer show a replacement of many, an unknown index
+    /// or an odd `limit`. Matches nothing if there is nothing against it.
+    pub(crate) async fn refused_by_fast(
+        &self,
+        request: &Request<'_>,
+        statement: &Statement<'_>,
+    ) -> Result<TierReply, Refusal> {
+        let probe = self.matching_nothing(request, statement)?;
+        self.send_write(request, &probe, repeat_of(request.command, false)).await
     }
 
     /// Applies a statement to each of the keys once, its filter kept.
@@ -211,6 +231,20 @@ impl Engine {
         statement: &Statement<'_>,
     ) -> Result<Bytes, Refusal> {
         self.rebuilt(request, statement, &[Edit::Drop("upsert")], &[])
+    }
+
+    /// The client's command with a filter that holds for no document.
+    fn matching_nothing(
+        &self,
+        request: &Request<'_>,
+        statement: &Statement<'_>,
+    ) -> Result<Bytes, Refusal> {
+        let filter = rawdoc! { "$and": [statement.filter.to_owned(), { "_id": { "$in": [] } }] };
+        let edits = [
+            Edit::Set(statement.filter_field, RawBsonRef::Document(&filter)),
+            Edit::Drop("upsert"),
+        ];
+        self.rebuilt(request, statement, &edits, &[])
     }
 
     /// The client's command, narrowed to one document by its `_id`, under the client's own session.

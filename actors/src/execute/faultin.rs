@@ -328,7 +328,8 @@ pub async fn settle(
     keys: &[Key],
     deadline: &Deadline,
 ) -> Result<(), Refusal> {
-    let unknown: Vec<Key> = keys.iter().filter(|key| !is_fresh(context, key)).cloned().collect();
+    let unknown: Vec<Key> =
+        keys.iter().filter(|key| may_be_stored(key) && !is_fresh(context, key)).cloned().collect();
     for keys in unknown.chunks(KEYS_A_LOOK) {
         let (present, at) = on_fast(context, collection, keys).await?;
         let missing: Vec<Key> = keys.iter().filter(|key| !present.contains(key)).cloned().collect();
@@ -349,6 +350,18 @@ pub async fn settle(
 
 /// Keys looked up with one query: a reply of bare ids stays far below 16 MB.
 const KEYS_A_LOOK: usize = 1000;
+
+/// Whether a document can have that `_id`. Of one that cannot, the server refuses the insert; and the
+/// query that looks for it would mean something else, or nothing.
+fn may_be_stored(key: &Key) -> bool {
+    match key.value() {
+        RawBsonRef::Array(_) | RawBsonRef::RegularExpression(_) | RawBsonRef::Undefined => false,
+        RawBsonRef::Document(id) => id
+            .iter_elements()
+            .all(|field| field.is_ok_and(|field| !field.key().as_str().starts_with('$'))),
+        _ => true,
+    }
+}
 
 /// Rule 20: an ObjectId made minutes ago, by the fast tier's own clock, cannot have been inserted,
 /// mirrored and evicted already, once the residency record is whole.

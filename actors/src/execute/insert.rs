@@ -40,10 +40,8 @@ impl Engine {
 
     /// The keys of the documents an `insert` carries.
     pub(crate) fn inserted_keys(&self, request: &Request<'_>) -> Result<Vec<Key>, Refusal> {
-        let documents = request
-            .command
-            .documents("documents")
-            .map_err(|e| Refusal::new(codes::FAILED_TO_PARSE, e.to_string()))?;
+        // The server refuses what is no list of documents, in its own words.
+        let Ok(documents) = request.command.documents("documents") else { return Ok(Vec::new()) };
         let mut keys = Vec::new();
         for document in documents {
             match Key::of(document) {

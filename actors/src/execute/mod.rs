@@ -161,6 +161,11 @@ impl Engine {
         {
             return Box::pin(self.write_archived(request, kind, tiered)).await;
         }
+        if let (Action::Write(kind), Some(collection)) = (entry.action, tiered)
+            && write::is_unacknowledged(command)
+        {
+            return Box::pin(self.write_unacknowledged(request, kind, collection)).await;
+        }
         match (entry.action, tiered) {
             (Action::Read(kind), Some(collection)) => self.read(request, kind, collection).await,
             (Action::Write(kind), Some(collection)) => {

@@ -183,7 +183,9 @@ impl Engine {
         let keys = match kind {
             Write::Insert => self.inserted_keys(request)?,
             Write::Update | Write::Delete => {
-                let statements = statements_of(command, kind)?;
+                let Some(statements) = statements_of(command, kind) else {
+                    return self.forward_in_transaction(request).await;
+                };
                 self.transaction_keys(request, collection, &statements).await?
             }
             Write::FindAndModify => {

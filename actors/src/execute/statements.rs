@@ -39,15 +39,14 @@ pub(crate) struct Statement<'a> {
 }
 
 impl<'a> Statement<'a> {
-    fn of(document: &'a RawDocument, kind: Write, command: &Command<'a>) -> Result<Self, Refusal> {
-        let filter = document.get_document("q").map_err(|_| {
-            Refusal::new(codes::FAILED_TO_PARSE, "every statement needs a document `q`, its filter")
-        })?;
+    /// `None`: it is not what the server accepts either.
+    fn of(document: &'a RawDocument, kind: Write, command: &Command<'a>) -> Option<Self> {
+        let filter = document.get_document("q").ok()?;
         let single = match kind {
             Write::Delete => number(document, "limit") == Some(1),
             _ => !truth(document, "multi"),
         };
-        Ok(Self {
+        Some(Self {
             document,
             filter,
             collation: document.get_document("collation").ok(),
@@ -118,14 +117,12 @@ impl<'a> Statement<'a> {
     }
 }
 
-/// The statements of an `update` or `delete`.
+/// The statements of an `update` or `delete`. `None`: they are malformed, and the server will say so.
 pub(crate) fn statements_of<'a>(
     command: &Command<'a>,
     kind: Write,
-) -> Result<SmallVec<[Statement<'a>; 1]>, Refusal> {
-    let documents = command
-        .documents(sequence_name(kind))
-        .map_err(|e| Refusal::new(codes::FAILED_TO_PARSE, e.to_string()))?;
+) -> Option<SmallVec<[Statement<'a>; 1]>> {
+    let documents = command.documents(sequence_name(kind)).ok()?;
     documents.map(|document| Statement::of(document, kind, command)).collect()
 }
 

@@ -4,11 +4,12 @@
 use std::sync::Arc;
 
 use bson::raw::RawBsonRef;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use halocline_cluster::Tier;
 use halocline_tiering::key::Key;
 use halocline_tiering::route::{WriteTarget, keys_of, route_write_filter};
-use halocline_wire::codes;
+use halocline_wire::patch::{Edit, rewrite};
+use halocline_wire::{Command, Limits, OpMsg, WireError, codes};
 
 use crate::execute::commands::Write;
 use crate::execute::deadline::Deadline;
@@ -45,7 +46,13 @@ impl Engine {
         match kind {
             Write::Insert => self.insert(request, collection).await,
             Write::Update | Write::Delete => {
-                let statements = statements_of(request.command, kind)?;
+                let statements = statements_of(request.command, kind).filter(|s| !s.is_empty());
+                let Some(statements) = statements else {
+                    // The server refuses it, in its own words.
+                    let bytes = self.bytes_for_fast(request)?;
+                    let reply = self.send_write(request, &bytes, Repeat::Never).await?;
+                    return Ok(self.written(request, reply, "write"));
+                };
                 match statements.as_slice() {
                     [only] => {
                         let bytes = self.bytes_for_fast(request)?;
@@ -62,6 +69,23 @@ impl Engine {
                 Ok(self.written(request, reply, "write"))
             }
         }
+    }
+
+    /// A write whose client wants no acknowledgement. The fast tier is asked for one all the same:
+    /// what it matched decides whether a document must be brought there.
+    pub(crate) async fn write_unacknowledged(
+        &self,
+        request: &Request<'_>,
+        kind: Write,
+        collection: &Arc<Collection>,
+    ) -> Result<Answer, Refusal> {
+        let malformed = |e: WireError| Refusal::new(codes::FAILED_TO_PARSE, e.to_string());
+        let mut out = BytesMut::new();
+        rewrite(request.message, &[Edit::Drop("writeConcern")], &mut out).map_err(malformed)?;
+        let message = OpMsg::from_bytes(out.freeze(), &Limits::CLIENT).map_err(malformed)?;
+        let command = Command::parse(&message).map_err(malformed)?;
+        let acknowledged = Request { message: &message, command: &command, ..*request };
+        self.write(&acknowledged, kind, collection).await
     }
 
     /// Waits while the feeder is near its bounds (admission, in arrival order).
@@ -162,6 +186,10 @@ impl Engine {
             }
             WriteTarget::Ids { ids, .. } if !statement.single && !statement.upsert => {
                 drop(hold);
+                let reply = self.refused_by_fast(request, statement).await?;
+                if !matched_nothing(&reply) {
+                    return Ok(reply);
+                }
                 let keys =
                     keys_of(ids).map_err(|e| Refusal::new(codes::BAD_VALUE, e.to_string()))?;
                 self.each_key(request, collection, statement, &keys, bytes).await
@@ -223,6 +251,12 @@ impl Engine {
             },
         }
     }
+}
+
+/// Whether a command asks for no acknowledgement: `{w: 0}`.
+pub(crate) fn is_unacknowledged(command: &Command<'_>) -> bool {
+    let w = command.write_concern().and_then(|concern| concern.get("w").ok().flatten());
+    w.is_some_and(is_zero)
 }
 
 /// Whether a write reply says that no document matched. Errors are answers, not misses.
