@@ -186,7 +186,13 @@ impl Rounds {
             self.collection.moves.overdue_seconds.store(0, Ordering::Relaxed);
             return Ok(());
         }
-        let Some(stored) = self.raise(horizon).await? else { return Ok(()) };
+        let stored = self.raise(horizon).await?;
+        // Rule 30: what somebody relies on under an older boundary stays until they have ended.
+        let held = self.collection.boundary.held_below(horizon);
+        if held.is_some() {
+            self.blocked.held.increment(1);
+        }
+        let horizon = held.unwrap_or(horizon);
         self.evict_dated(stored, horizon).await?;
         self.evict_undated(stored, horizon).await?;
         Ok(())
@@ -213,19 +219,14 @@ impl Rounds {
         Ok(false)
     }
 
-    /// Rule 30: the boundary rises first, and whoever still relies on the old one is waited for.
-    /// `None`: somebody does; next round.
-    async fn raise(&self, horizon: DatePoint) -> Result<Option<Stored>, ClusterError> {
+    /// Rule 30: the boundary rises before anything below it goes.
+    async fn raise(&self, horizon: DatePoint) -> Result<Stored, ClusterError> {
         let mut stored = boundary::load(&self.context, &self.collection).await?;
         if stored.complete_from.is_some_and(|from| from < horizon) {
             stored = boundary::raise(&self.context, &self.collection, horizon).await?;
         }
         self.collection.boundary.publish(stored.raise_epoch, stored.complete_from);
-        if self.collection.boundary.is_held_below(horizon) {
-            self.blocked.held.increment(1);
-            return Ok(None);
-        }
-        Ok(Some(stored))
+        Ok(stored)
     }
 
     async fn evict_dated(

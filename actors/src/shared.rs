@@ -287,15 +287,14 @@ impl BoundaryCell {
         older.push(Arc::downgrade(&old));
     }
 
-    /// Whether somebody still relies on a boundary lower than `complete_from`.
+    /// The lowest boundary below `complete_from` that somebody still relies on. What is older than
+    /// that may go.
     #[must_use]
-    pub fn is_held_below(&self, complete_from: DatePoint) -> bool {
+    pub fn held_below(&self, complete_from: DatePoint) -> Option<DatePoint> {
         let mut older = self.older.lock();
         older.retain(|b| b.strong_count() > 0);
-        older
-            .iter()
-            .filter_map(Weak::upgrade)
-            .any(|b| b.complete_from.is_some_and(|held| held < complete_from))
+        let held = older.iter().filter_map(Weak::upgrade).filter_map(|b| b.complete_from);
+        held.filter(|held| *held < complete_from).min()
     }
 }
 
@@ -309,14 +308,29 @@ mod tests {
         let cell = BoundaryCell::default();
         cell.publish(1, Some(DatePoint(10)));
         let reader = cell.hold();
-        assert!(!cell.is_held_below(DatePoint(20)));
+        assert_eq!(cell.held_below(DatePoint(20)), None);
         cell.publish(2, Some(DatePoint(20)));
-        assert!(cell.is_held_below(DatePoint(20)));
+        assert_eq!(cell.held_below(DatePoint(20)), Some(DatePoint(10)));
         let second = reader.clone();
         drop(reader);
-        assert!(cell.is_held_below(DatePoint(20)));
+        assert_eq!(cell.held_below(DatePoint(20)), Some(DatePoint(10)));
         drop(second);
-        assert!(!cell.is_held_below(DatePoint(20)));
+        assert_eq!(cell.held_below(DatePoint(20)), None);
+    }
+
+    /// Readers who come and go all the time must not keep the evictor from ever working: what the
+    /// oldest of them does not rely on may go.
+    #[test]
+    fn with_a_reader_at_every_moment_the_held_boundary_still_rises() {
+        let cell = BoundaryCell::default();
+        cell.publish(1, Some(DatePoint(0)));
+        let mut reader = cell.hold();
+        for round in 1..10 {
+            cell.publish(1 + round, Some(DatePoint(round)));
+            assert_eq!(cell.held_below(DatePoint(round)), Some(DatePoint(round - 1)));
+            reader = cell.hold();
+        }
+        drop(reader);
     }
 
     /// Rule 28: a warm-up whose commit is heard of late must not undo the raise that followed it.
