@@ -125,7 +125,7 @@ fn a_wrong_command_line_is_usage() {
 
 #[test]
 fn help_of_every_verb_shows_an_example_and_exit_codes() {
-    for verb in ["run", "check", "status"] {
+    for verb in ["run", "check", "status", "demo"] {
         let help = stdout(&halocline(&[verb, "--help"]));
         assert!(help.contains("Example") && help.contains("Exit codes"), "{help}");
     }

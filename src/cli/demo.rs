@@ -39,6 +39,8 @@ Exit codes:
      a run with --minutes was interrupted
   2  the command line is wrong";
 
+/// How long an interrupted search for a mongod may take to end.
+const FETCH_PATIENCE: Duration = Duration::from_secs(3);
 /// Between two looks at the daemon and its status.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// How long the feeder may take to bring everything to the archive once the traffic has stopped.
@@ -93,10 +95,21 @@ impl Demo {
             }
         };
         let mut live = Live::new();
+        live.phase("looking for a mongod (if there is none, one is fetched now, 40 MB)");
+        let mut mongod = tokio::task::spawn_blocking(halocline_testbed::mongod);
+        let set = async {
+            (&mut mongod).await??;
+            self.set_up(&mut live).await
+        };
         let set = tokio::select! {
-            set = self.set_up(&mut live) => set,
+            set = set => set,
             // Whatever has been started ends as it is dropped; nothing has been promised to anybody.
             () = signals.any() => {
+                // What was being fetched is removed when the fetching program ends, which Ctrl-C
+                // has told it to.
+                if !mongod.is_finished() {
+                    let _ = tokio::time::timeout(FETCH_PATIENCE, mongod).await;
+                }
                 drop(live);
                 eprintln!("interrupted before the traffic began; everything is stopped and removed");
                 return self.exit_of_an_interruption();
@@ -129,7 +142,7 @@ impl Demo {
     }
 
     async fn set_up(&self, live: &mut Live) -> anyhow::Result<Set> {
-        live.phase("starting two replica sets (the first time, a mongod may have to be fetched)");
+        live.phase("starting two replica sets");
         let tiers = Tiers::start().await.context("the replica sets could not be started")?;
         let year = Year::ending(DateTime::now(), KEEP, self.orders);
         live.phase(format!("loading a year of orders into the archive, {}", grouped(self.orders)));
@@ -169,7 +182,8 @@ impl Set {
         live: &mut Live,
         signals: &mut Signals,
     ) -> anyhow::Result<Outcome> {
-        let Self { mut daemon, tiers, year, shops } = self;
+        // The daemon last, so that it is dropped before what it uses.
+        let Self { tiers, mut daemon, year, shops } = self;
         let program = std::env::current_exe().unwrap_or_else(|_| "halocline".into());
         let program = program.display().to_string();
         let text = introduction(&daemon, &program, demo.orders, SHOPS.len());
@@ -184,7 +198,10 @@ impl Set {
             () = signals.any() => End::Interrupted,
         };
         let ran = began.elapsed();
-        live.phase("the shops close");
+        live.phase(match end {
+            End::TimeIsUp => "the shops close",
+            End::Interrupted => "the shops close; Ctrl-C again kills everything at once",
+        });
         let tally = traffic.tally.clone();
         let ending = async {
             let mut shops = traffic.stop().await?;

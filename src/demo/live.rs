@@ -73,29 +73,29 @@ impl Drop for Live {
     }
 }
 
-/// The traffic in one line.
+/// The traffic in one line, what matters most first: a narrow terminal cuts it.
 pub fn line(running: Duration, left: Option<Duration>, tally: &Tally, status: &Status) -> String {
     let sum = |of: fn(&halocline_actors::status::CollectionStatus) -> u64| {
         grouped(status.collections.iter().map(of).sum())
     };
     let time = match left {
-        Some(left) => format!("{}, {} to go", span(running), span(left)),
+        Some(left) => format!("{} to go", span(left)),
         None => format!("{}, Ctrl-C ends it", span(running)),
     };
     let troubles = tally.failed.get() + tally.wrong.get();
     let troubles = if troubles > 0 {
-        format!(" | {} FAILED OR WRONG", grouped(troubles))
+        format!("{} FAILED OR WRONG | ", grouped(troubles))
     } else {
         String::new()
     };
     format!(
-        "{time} | answered: fast tier {}, archive {} | warmed {}, mirrored {}, evicted {}, faulted in {} | lag {}{troubles}",
-        grouped(status.requests.fast),
-        grouped(status.requests.archive),
+        "{troubles}{time} | warmed {}, mirrored {}, evicted {}, faulted in {} | answered: fast tier {}, archive {} | lag {}",
         sum(|c| c.warmed),
         grouped(status.feeder.mirrored),
         sum(|c| c.evicted),
         sum(|c| c.faulted_in),
+        grouped(status.requests.fast),
+        grouped(status.requests.archive),
         span(Duration::from_secs_f64(status.feeder.lag_seconds.max(0.0))),
     )
 }

@@ -137,6 +137,7 @@ impl Tiers {
 /// The daemon's process.
 pub struct Daemon {
     process: Companion,
+    client: awc::Client,
     /// Its HTTP address.
     pub admin: SocketAddr,
     /// The connection string that it tells clients.
@@ -177,8 +178,14 @@ impl Daemon {
         let program = std::env::current_exe().context("where this program is cannot be found")?;
         let arguments = ["run".into(), "--config".into(), config.clone().into_os_string()];
         let process = tiers.archive.start_beside(&program, &arguments, &own_variables(), output)?;
-        let mut daemon =
-            Self { process, admin: ports.admin, connection_string: String::new(), config, log };
+        let mut daemon = Self {
+            process,
+            client: awc::Client::builder().timeout(STATUS_PATIENCE).finish(),
+            admin: ports.admin,
+            connection_string: String::new(),
+            config,
+            log,
+        };
         daemon.wait_until_it_serves().await?;
         Ok(daemon)
     }
@@ -210,9 +217,8 @@ impl Daemon {
 
     /// What it says of itself, over HTTP.
     pub async fn status(&self) -> anyhow::Result<Status> {
-        let client = awc::Client::builder().timeout(STATUS_PATIENCE).finish();
         let url = format!("http://{}/status", self.admin);
-        let reply = client.get(&url).send().await;
+        let reply = self.client.get(&url).send().await;
         let mut reply = reply.map_err(|e| anyhow::anyhow!("no answer from {url}: {e}"))?;
         let body = reply.body().limit(LARGEST_STATUS).await;
         let body = body.map_err(|e| anyhow::anyhow!("no whole answer from {url}: {e}"))?;

@@ -8,18 +8,18 @@ use halocline_actors::status::Status;
 
 use super::compare::Comparison;
 use super::stage::Daemon;
-use super::{COLLECTION, DATABASE, DATE_FIELD};
+use super::{COLLECTION, DATABASE, DATE_FIELD, KEEP};
 
 /// Where everything is, and what to try.
 pub fn introduction(daemon: &Daemon, program: &str, orders: u64, shops: usize) -> String {
     let Daemon { admin, connection_string, config, log, .. } = daemon;
     let (config, log) = (config.display(), log.display());
     let uri = format!("{connection_string}{DATABASE}");
-    let orders = grouped(orders);
+    let (orders, days) = (grouped(orders), KEEP.as_secs() / (24 * 60 * 60));
     format!(
         r#"
 halocline demo: a year of orders ({orders}) on the archive, a fast tier that begins empty and keeps
-30 days, and {shops} shops that read and write through Halocline and check every answer.
+{days} days, and {shops} shops that read and write through Halocline and check every answer.
 
   connection string  {connection_string}
   status page        http://{admin}/
