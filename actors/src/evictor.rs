@@ -311,6 +311,12 @@ impl Rounds {
             evicted: 0,
             overdue,
         };
+        // A writer that relies on a key has pinned it by now, or waits until this move has ended.
+        let recent = &self.context.shared.recent;
+        let _leaving = recent.announce(collection.id, &proved);
+        let now = Instant::now();
+        let proved: Vec<Key> =
+            proved.into_iter().filter(|key| !recent.contains(collection.id, key, now)).collect();
         if proved.is_empty() {
             moving.abort().await;
             return Ok(Some(batch));

@@ -331,6 +331,11 @@ pub async fn settle(
     let unknown: Vec<Key> =
         keys.iter().filter(|key| may_be_stored(key) && !is_fresh(context, key)).cloned().collect();
     for keys in unknown.chunks(KEYS_A_LOOK) {
+        // A key that is seen on the fast tier must still be there when the write arrives.
+        for key in keys {
+            let pinned = context.shared.recent.pin(collection.id, key, Instant::now());
+            deadline.within("an eviction to end", pinned).await?;
+        }
         let (present, at) = on_fast(context, collection, keys).await?;
         let missing: Vec<Key> = keys.iter().filter(|key| !present.contains(key)).cloned().collect();
         if missing.is_empty() {

@@ -257,7 +257,10 @@ impl Engine {
     ) -> Result<bool, Refusal> {
         let command = request.command;
         if command.start_transaction() {
-            // The snapshot is not open yet: whatever is on the fast tier now will be in it.
+            // The snapshot is not open yet: whatever is on the fast tier now, and pinned there, will
+            // be in it.
+            let pinned = self.context.shared.recent.pin(collection.id, key, Instant::now());
+            request.deadline.within("an eviction to end", pinned).await?;
             return Ok(crate::execute::faultin::is_on_fast(&self.context, collection, key)
                 .await?
                 .0);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use ahash::AHashSet;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::key::Key;
 use crate::pending::CollectionId;
@@ -18,6 +19,9 @@ const SLICES: u32 = 10;
 pub struct RecentKeys {
     residency: Duration,
     slices: Mutex<VecDeque<Slice>>,
+    /// Keys that an eviction is about to take, once it has found them not recent.
+    leaving: Mutex<AHashSet<u64>>,
+    left: Notify,
 }
 
 #[derive(Debug)]
@@ -32,7 +36,12 @@ impl RecentKeys {
     /// Keys stay for at least `residency` after their last change.
     #[must_use]
     pub fn new(residency: Duration) -> Self {
-        Self { residency, slices: Mutex::new(VecDeque::new()) }
+        Self {
+            residency,
+            slices: Mutex::new(VecDeque::new()),
+            leaving: Mutex::default(),
+            left: Notify::new(),
+        }
     }
 
     /// How long a key stays.
@@ -71,9 +80,55 @@ impl RecentKeys {
         })
     }
 
+    /// Keeps the key where it is: afterwards, and for the residency, no eviction takes it that had
+    /// not ended before. Whoever relies on a key being on the fast tier pins it first and looks then.
+    pub async fn pin(&self, collection: CollectionId, key: &Key, now: Instant) {
+        // In this order: an eviction announces its keys and then asks which are recent, so either
+        // it finds this one, or it is found here and waited for.
+        self.touch(collection, key, now);
+        let place = Self::place(collection, key);
+        loop {
+            let left = self.left.notified();
+            tokio::pin!(left);
+            // Registered before the look, so that a departure in between is not missed.
+            left.as_mut().enable();
+            if !self.leaving.lock().contains(&place) {
+                return;
+            }
+            left.await;
+        }
+    }
+
+    /// Announces an eviction of these keys, to be followed by a last look at which of them are
+    /// recent. Those stay; the others are leaving until the returned value is dropped.
+    #[must_use]
+    pub fn announce(&self, collection: CollectionId, keys: &[Key]) -> Leaving<'_> {
+        let places: Vec<u64> = keys.iter().map(|key| Self::place(collection, key)).collect();
+        self.leaving.lock().extend(places.iter().copied());
+        Leaving { recent: self, places }
+    }
+
     fn place(collection: CollectionId, key: &Key) -> u64 {
         // Collections share the set; the multiplier keeps their keys apart.
         key.hash64() ^ (collection as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+/// An eviction under way; see [`RecentKeys::announce`]. One eviction of a collection runs at a time.
+#[derive(Debug)]
+pub struct Leaving<'a> {
+    recent: &'a RecentKeys,
+    places: Vec<u64>,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let mut leaving = self.recent.leaving.lock();
+        for place in &self.places {
+            leaving.remove(place);
+        }
+        drop(leaving);
+        self.recent.left.notify_waiters();
     }
 }
 
@@ -100,5 +155,29 @@ mod tests {
         assert!(recent.slices.lock().len() <= SLICES as usize + 2);
         assert!(recent.contains(0, &key(2), after(1990)));
         assert!(!recent.contains(0, &key(2), after(2100)));
+    }
+
+    /// Rules 19 and 20: a writer that saw a key on the fast tier must not lose it to an eviction
+    /// that was past its last look when the writer came.
+    #[tokio::test]
+    async fn a_pin_waits_for_an_eviction_past_its_last_look_and_stops_a_later_one() {
+        let recent = std::sync::Arc::new(RecentKeys::new(Duration::from_secs(600)));
+        let key = Key::new(RawBsonRef::Int32(1)).unwrap();
+        let now = Instant::now();
+        let eviction = recent.announce(0, std::slice::from_ref(&key));
+        assert!(!recent.contains(0, &key, now), "the eviction goes ahead");
+        let writer = tokio::spawn({
+            let (recent, key) = (recent.clone(), key.clone());
+            async move { recent.pin(0, &key, now).await }
+        });
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!writer.is_finished(), "the writer waits until the eviction has ended");
+        drop(eviction);
+        writer.await.unwrap();
+        let later = recent.announce(0, std::slice::from_ref(&key));
+        assert!(recent.contains(0, &key, now), "a later eviction finds it recent");
+        drop(later);
     }
 }
