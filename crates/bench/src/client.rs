@@ -28,8 +28,7 @@ impl Client {
     pub async fn connect(address: SocketAddr) -> anyhow::Result<Self> {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
-        let mut client =
-            Self { socket, request: BytesMut::new(), reply: BytesMut::new(), id: 0 };
+        let mut client = Self { socket, request: BytesMut::new(), reply: BytesMut::new(), id: 0 };
         let view = client.run(&rawdoc! { "hello": 1, "$db": "admin" }).await?;
         if !view.ok {
             bail!("{address} refused hello");

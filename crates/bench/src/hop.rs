@@ -65,7 +65,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         ReplicaSet::builder().name("archive").start()
     )?;
     load(&archive).await?;
-    let more = "[[collection]]\nnamespace = \"bench.tiered\"\ndate_field = \"at\"\nkeep = \"30d\"\n";
+    let more =
+        "[[collection]]\nnamespace = \"bench.tiered\"\ndate_field = \"at\"\nkeep = \"30d\"\n";
     let daemon = Daemon::start(&program, &fast, &archive, more).await?;
     let arms = [
         Arm { name: "direct", address: archive.address(0), coll: "plain", pid: None },
@@ -107,18 +108,18 @@ async fn compare(
         }
     }
     for (arm, figures) in arms.iter().zip(all) {
-        print_row(arm, connections, &figures);
+        print_row(arm, connections, &figures)?;
     }
     Ok(())
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn print_row(arm: &Arm, connections: usize, rounds: &[Figures]) {
+fn print_row(arm: &Arm, connections: usize, rounds: &[Figures]) -> anyhow::Result<()> {
     let operations: u64 = rounds.iter().map(|f| f.operations).sum();
     let seconds: f64 = rounds.iter().map(|f| f.seconds).sum();
-    let mut latency = Histogram::<u64>::new(3).expect("three digits are valid");
+    let mut latency = Histogram::<u64>::new(3)?;
     for figures in rounds {
-        latency.add(&figures.latency).expect("histograms of one kind");
+        latency.add(&figures.latency)?;
     }
     let at = |q: f64| latency.value_at_quantile(q) as f64 / 1000.0;
     let cpu: Option<Duration> = rounds.iter().map(|f| f.cpu).sum();
@@ -133,6 +134,7 @@ fn print_row(arm: &Arm, connections: usize, rounds: &[Figures]) {
         at(0.95),
         at(0.99),
     );
+    Ok(())
 }
 
 async fn measure(
@@ -147,9 +149,8 @@ async fn measure(
     }
     let before = arm.pid.map(cpu_time).transpose()?;
     let begun = Instant::now();
-    let interval = rate.map(|rate| {
-        Duration::from_secs_f64(connections as f64 / rate.max(1) as f64)
-    });
+    let interval =
+        rate.map(|rate| Duration::from_secs_f64(connections as f64 / rate.max(1) as f64));
     let coll = arm.coll;
     let workers: Vec<_> = clients
         .into_iter()
