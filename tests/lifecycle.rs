@@ -104,14 +104,14 @@ async fn what_the_archive_lacks_is_not_evicted(pair: &Pair, daemon: &Daemon, tru
         versions.push((n, after));
     }
     let changed_at = now();
+    let on_fast = async || pair.on_fast().count_documents(these.clone()).await.unwrap();
     until("the evictor to find that the archive does not have them", async || {
+        assert_eq!(on_fast().await, 20, "none of them may go");
         let residency_is_over = now() > changed_at + 2.5;
         let blocked = daemon.metric(BLOCKED).await - blocked_before;
         (residency_is_over && blocked >= 20.0).then_some(())
     })
     .await;
-    let on_fast = async || pair.on_fast().count_documents(these.clone()).await.unwrap();
-    assert_eq!(on_fast().await, 20, "nothing of it was evicted");
 
     pair.refuse_mirroring(false).await;
     until("them to be evicted", async || (on_fast().await == 0).then_some(())).await;

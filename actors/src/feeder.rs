@@ -276,7 +276,8 @@ pub(crate) async fn oldest_in_oplog(context: &ThreadContext) -> Result<ClusterTi
     })
 }
 
-/// Reads the stream into the channel; resumes by itself where the stream allows it.
+/// Reads the stream into the channel; resumes by itself where the stream allows it. After an
+/// election it is read at the new primary: the old one would serve it on, late by its replication.
 async fn read_feed(
     context: Rc<ThreadContext>,
     from: ClusterTime,
@@ -285,9 +286,11 @@ async fn read_feed(
 ) -> End {
     let names: Vec<(&str, &str)> =
         namespaces.iter().map(|(db, coll)| (db.as_str(), coll.as_str())).collect();
+    let topology = context.fast.cluster().topology();
     let mut start = FeedStart::At(from.into());
     let mut pause = RESTART_PAUSE;
     loop {
+        let opened_under = topology.borrow().generation;
         let mut feed = match ChangeFeed::open(&context.fast, start.clone(), &names).await {
             Ok(feed) => feed,
             Err(FeedError::Resumable(error)) => {
@@ -305,6 +308,10 @@ async fn read_feed(
                     start = FeedStart::Resume(batch.token.clone());
                     if sender.send(batch).await.is_err() {
                         return End::Interrupted("the feeder's other half has ended".into());
+                    }
+                    if topology.borrow().generation != opened_under {
+                        info!("the fast tier has another primary; the change stream moves there");
+                        break;
                     }
                 }
                 Err(FeedError::Resumable(error)) => {

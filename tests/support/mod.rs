@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// How long anything is waited for before a test gives up: many times what it takes, because the
 /// machine may be compiling meanwhile. No test asserts a time.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Between two looks at a condition that cannot be awaited.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
