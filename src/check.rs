@@ -223,7 +223,7 @@ pub const CHECKS: &[Check] = &[
         false,
         collections::date_values
     ),
-    check!("unique_indexes", "unique indexes", false, collections::unique_indexes),
+    check!("unique_indexes", "unique indexes", true, collections::unique_indexes),
     check!("ttl_indexes", "TTL indexes", false, collections::ttl_indexes),
     check!("views", "views over tiered collections", false, collections::views),
 ];

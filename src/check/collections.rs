@@ -315,15 +315,14 @@ pub async fn unique_indexes(context: &Context<'_>) -> Outcome {
         };
         let (fast, archive) = (of(&context.fast).await?, of(&context.archive).await?);
         if !archive.is_empty() {
-            findings.push(Finding::warning(
+            findings.push(Finding::error(
                 &collection.ns,
                 format!(
-                    "has unique indexes besides _id ({}): a value that only a document outside the \
-                     fast tier holds must be looked for in the archive on every insert, and on \
-                     every update that may change it",
+                    "has unique indexes besides _id ({}): such values are not looked for across \
+                     both tiers yet, so a value that an old document holds could be given twice",
                     names(&archive)
                 ),
-                "expected; keep such indexes few, and values that are never reused",
+                "leave the collection untiered, or do without those indexes",
             ));
         }
         let only_fast: Vec<Document> = fast
