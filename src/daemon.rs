@@ -14,7 +14,7 @@ use halocline_actors::connection::{ConnectionSettings, ConnectionThread};
 use halocline_actors::context::ThreadContext;
 use halocline_actors::definitions::synchronise;
 use halocline_actors::evictor::Evictor;
-use halocline_actors::feeder::Feeder;
+use halocline_actors::feeder::{Feeder, ensure_position};
 use halocline_actors::feeder_state::FeederShared;
 use halocline_actors::hello::{HelloFacts, HelloState};
 use halocline_actors::housekeeper::Housekeeper;
@@ -175,14 +175,16 @@ async fn assemble(
     })
 }
 
-/// What must stand before the first actor runs: the anchor, the collections on both tiers, the
-/// boundaries. And what must not: moves that a dead daemon has left open.
+/// What must stand before the first actor runs and the first client is served: the anchor, the
+/// feeder's position, the collections on both tiers, the boundaries. And what must not: moves that
+/// a dead daemon has left open.
 async fn prepare(context: &ThreadContext) -> anyhow::Result<()> {
     ensure_anchor(&context.fast).await?;
     let abandoned = abort_abandoned_moves(&context.fast).await?;
     if abandoned > 0 {
         info!(abandoned, "ended the moves that another daemon has left open");
     }
+    ensure_position(context).await?;
     for collection in &context.shared.collections {
         synchronise(context, collection)
             .await

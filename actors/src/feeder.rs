@@ -709,6 +709,16 @@ async fn heartbeat(context: Rc<ThreadContext>) {
     }
 }
 
+/// Writes the feeder's first position down, if there never was one. To be done before a client is
+/// served: a change that precedes the first position never reaches the archive.
+///
+/// # Errors
+/// When a tier does not answer.
+pub async fn ensure_position(context: &ThreadContext) -> Result<(), ClusterError> {
+    let now = write_heartbeat(context).await?;
+    Mark::load(context, now).await.map(drop)
+}
+
 /// One majority write on the fast tier; its time is no older than anything acknowledged before it.
 async fn write_heartbeat(context: &ThreadContext) -> Result<ClusterTime, ClusterError> {
     let update = bson::rawdoc! {

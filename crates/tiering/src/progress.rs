@@ -125,10 +125,7 @@ impl Progress {
 
     /// Waits until every event up to `at` is in.
     pub async fn wait_ingested(&self, at: ClusterTime) {
-        if self.ingested.get() < at {
-            self.stuck.notify_one();
-            self.ingested.reached(at).await;
-        }
+        self.ingested.reached_telling(at, || self.stuck.notify_one()).await;
     }
 
     /// Point barrier (rule 12): afterwards the archive's answer for the key, read at or after

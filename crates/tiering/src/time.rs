@@ -100,6 +100,12 @@ impl Gate {
 
     /// Waits until the value has reached `at`.
     pub async fn reached(&self, at: ClusterTime) {
+        self.reached_telling(at, || ()).await;
+    }
+
+    /// [`reached`](Self::reached), and calls `waiting` once [`is_awaited`](Self::is_awaited) shows
+    /// this wait: told before, somebody else could look, see nobody and go to sleep.
+    pub async fn reached_telling(&self, at: ClusterTime, waiting: impl Fn()) {
         while self.get() < at {
             let (id, receiver) = {
                 let mut waiters = self.waiters.lock();
@@ -115,6 +121,7 @@ impl Gate {
                 (id, receiver)
             };
             let _leave = LeaveOnDrop { gate: self, place: (at.0, id) };
+            waiting();
             let _ = receiver.await;
         }
     }
@@ -166,6 +173,20 @@ mod tests {
         gate.advance(ClusterTime(9));
         late.await.unwrap();
         assert!(!gate.is_awaited());
+    }
+
+    /// Rule 35: whoever writes heartbeats is woken by a wait, looks whether anyone waits, and must
+    /// find it.
+    #[tokio::test]
+    async fn a_wait_is_told_of_when_it_can_be_seen() {
+        let gate = Gate::default();
+        let told = std::cell::Cell::new(false);
+        let wait = gate.reached_telling(ClusterTime(5), || {
+            assert!(gate.is_awaited());
+            told.set(true);
+        });
+        tokio::select! { biased; () = wait => unreachable!(), () = std::future::ready(()) => {} }
+        assert!(told.get());
     }
 
     #[tokio::test]
