@@ -184,7 +184,6 @@ async fn prepare(context: &ThreadContext) -> anyhow::Result<()> {
     if abandoned > 0 {
         info!(abandoned, "ended the moves that another daemon has left open");
     }
-    ensure_position(context).await?;
     for collection in &context.shared.collections {
         synchronise(context, collection)
             .await
@@ -192,6 +191,8 @@ async fn prepare(context: &ThreadContext) -> anyhow::Result<()> {
         let stored = boundary::load(context, collection).await?;
         collection.boundary.publish(stored.raise_epoch, stored.complete_from);
     }
+    // After the definitions, so that what was made here is no news to the feeder.
+    ensure_position(context).await?;
     views::refresh(context).await?;
     Ok(())
 }
