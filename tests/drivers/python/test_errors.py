@@ -2,19 +2,12 @@
 18), bad commands. Code and form are a mongod's."""
 
 import pytest
-from conftest import MODE, order, through_only
+from conftest import order, through_only
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import (
     BulkWriteError, DuplicateKeyError, InvalidOperation, OperationFailure, WriteConcernError, WriteError,
 )  # fmt: skip
 from pymongo.write_concern import WriteConcern
-
-UNIQUE_BY_TWO_TIERS = pytest.mark.xfail(
-    MODE == "through",
-    run=False,
-    reason="protocol rule 24 is not built: the fast tier takes the value, the archive refuses it for ever",
-)
-"""Not run, because the changes that the archive refuses would hold up those of every other test."""
 
 AGES = pytest.mark.parametrize("age", [0, 90], ids=["recent", "archived"])
 
@@ -44,11 +37,16 @@ def test_duplicate_id(orders, tenant, archived, age):
     assert orders.count_documents({"tenant": tenant}) == 1
 
 
-@pytest.mark.parametrize(
-    "age", [0, pytest.param(90, marks=UNIQUE_BY_TWO_TIERS)], ids=["recent", "archived"]
-)
-def test_duplicate_value_of_a_unique_index(orders, tenant, archived, age):
-    put(orders, archived, age, order(tenant, 1, age, reference=f"U{tenant}"), order(tenant, 2, age))
+@pytest.fixture
+def unique(plain):
+    """Untiered: Halocline refuses to tier a collection with a unique index besides `_id`."""
+    plain.create_index([("reference", 1)], unique=True, sparse=True)
+    return plain
+
+
+def test_duplicate_value_of_a_unique_index(unique, tenant):
+    orders = unique
+    orders.insert_many([order(tenant, 1, reference=f"U{tenant}"), order(tenant, 2)])
     expected = {"keyPattern": {"reference": 1}, "keyValue": {"reference": f"U{tenant}"}, "code": 11000}
 
     def is_refused(write):
@@ -73,11 +71,10 @@ def test_duplicate_value_of_a_unique_index(orders, tenant, archived, age):
     assert orders.find_one(same)["number"] == 2
 
 
-@UNIQUE_BY_TWO_TIERS
-@AGES
-def test_find_by_a_unique_value_then_swap(orders, tenant, archived, age):
+def test_find_by_a_unique_value_then_swap(unique, tenant):
     """Case 9."""
-    put(orders, archived, age, order(tenant, 1, age, reference=f"A{tenant}"), order(tenant, 2, age, reference=f"B{tenant}"))
+    orders = unique
+    orders.insert_many([order(tenant, 1, reference=f"A{tenant}"), order(tenant, 2, reference=f"B{tenant}")])
     assert orders.find_one({"reference": f"A{tenant}"})["number"] == 1
     assert orders.delete_one({"reference": f"A{tenant}"}).deleted_count == 1
     orders.insert_one(order(tenant, 3, 0, reference=f"A{tenant}"))
