@@ -188,7 +188,7 @@ async fn prepare(context: &ThreadContext) -> anyhow::Result<()> {
         synchronise(context, collection)
             .await
             .with_context(|| format!("{} could not be prepared on both tiers", collection.name))?;
-        let stored = boundary::load(context, collection).await?;
+        let stored = boundary::claim(context, collection).await?;
         collection.boundary.publish(stored.raise_epoch, stored.complete_from);
     }
     // After the definitions, so that what was made here is no news to the feeder.

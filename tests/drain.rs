@@ -36,7 +36,7 @@ async fn sigterm_finishes_what_is_under_way_and_the_next_daemon_goes_on() {
     })
     .await;
     // Not one error: drivers repeat what a drain cuts off, and find the other daemon.
-    let habits = Habits { writes_over_many: false, ..Habits::UNDISTURBED };
+    let habits = Habits { writes_over_many: false, batch: 10_000, ..Habits::UNDISTURBED };
     let traffic = Traffic::start(&[&first, &second], &truth, habits, seed).await;
     traffic.proceed(30).await;
     first.terminate();

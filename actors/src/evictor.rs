@@ -20,7 +20,7 @@ use metrics::{Counter, counter};
 use tokio::sync::{Semaphore, watch};
 use tracing::warn;
 
-use crate::boundary::{self, Stored};
+use crate::boundary::{self, Effect, Stored};
 use crate::context::ThreadContext;
 use crate::feeder_state::{FeederShared, FeederState};
 use crate::fetch::find_all;
@@ -241,7 +241,8 @@ impl Rounds {
         let mut limit = self.context.shared.options.moves.batch_documents;
         loop {
             let filter = self.collection.date.evictable_dated(from, horizon);
-            let batch = self.batch(stored, &filter, Some(&sort), limit).await?;
+            let effect = Effect::Evicts(Some(horizon));
+            let batch = self.batch(stored, effect, &filter, Some(&sort), limit).await?;
             let Some(batch) = batch else { return Ok(()) };
             overdue = overdue.or(batch.overdue);
             if !batch.more {
@@ -269,7 +270,8 @@ impl Rounds {
         let limit = self.context.shared.options.moves.batch_documents;
         let filter = self.collection.date.evictable_undated();
         loop {
-            let batch = self.batch(stored, &filter, None, limit).await?;
+            let effect = Effect::Evicts(None);
+            let batch = self.batch(stored, effect, &filter, None, limit).await?;
             let Some(batch) = batch else { return Ok(()) };
             let left = batch.looked_at - batch.evicted;
             self.collection.moves.undated.store(left as u64, Ordering::Relaxed);
@@ -291,6 +293,7 @@ impl Rounds {
     async fn batch(
         &mut self,
         stored: Stored,
+        effect: Effect,
         filter: &RawDocumentBuf,
         sort: Option<&RawDocument>,
         limit: usize,
@@ -323,7 +326,8 @@ impl Rounds {
         }
         let ids: Vec<RawBson> = proved.iter().map(|key| RawBson::from(key.value())).collect();
         let outcome = async {
-            if !boundary::write_in(&mut moving, &collection, stored, None).await? {
+            let context = &self.context;
+            if !boundary::write_in(context, &mut moving, &collection, stored, effect).await? {
                 return Ok(None);
             }
             moving.delete_ids(collection.ns.db(), collection.ns.coll(), *uuid, ids).await.map(Some)
@@ -407,6 +411,10 @@ impl Rounds {
         for (key, document) in ours {
             match theirs.get(&key) {
                 Some(copy) if copy.as_bytes() == document.as_bytes() => proved.keys.push(key),
+                // Changed after the snapshot, and the archive has the change by now.
+                _ if shared.recent.contains(self.collection.id, &key, Instant::now()) => {
+                    self.blocked.resident.increment(1);
+                }
                 Some(_) => {
                     proved.stays(self.date_of(&document));
                     self.blocked.differs.increment(1);

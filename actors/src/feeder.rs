@@ -198,7 +198,10 @@ async fn incarnation(
     let count = shared.progress.pending().lanes();
     let lanes = LaneSet::open(&context.archive, shared.fast.set_name(), count, epoch).await?;
     let lanes = Arc::new(lanes);
-    lanes.close_earlier_epochs(&context.archive).await?;
+    // Rule 15: nor may what an earlier feeder wrote be missed by a read of the archive.
+    if let Some(at) = lanes.close_earlier_epochs(&context.archive).await? {
+        shared.progress.archive_acknowledged(at.into());
+    }
     // Only now may the fast tier be read for a flush.
     let started_at = write_heartbeat(context).await?;
     let mark = Mark::load(context, started_at).await?;

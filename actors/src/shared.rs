@@ -66,6 +66,8 @@ pub struct Shared {
     lease_until: AtomicI64,
     /// When this process assembled the shared state.
     pub started: Instant,
+    /// Tells this process from every other.
+    pub instance: bson::Uuid,
     /// Set once when draining begins.
     pub draining: AtomicBool,
 }
@@ -93,6 +95,7 @@ impl Shared {
             lease: tokio::sync::Mutex::new(None),
             lease_until: AtomicI64::new(0),
             started: Instant::now(),
+            instance: bson::Uuid::new(),
             draining: AtomicBool::new(false),
             options,
             fast,

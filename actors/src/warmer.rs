@@ -20,7 +20,7 @@ use metrics::{Counter, Gauge, counter, gauge};
 use tokio::sync::{Semaphore, watch};
 use tracing::{info, warn};
 
-use crate::boundary::{self, Stored};
+use crate::boundary::{self, Effect, Stored};
 use crate::context::ThreadContext;
 use crate::evictor::MOVE_BYTES;
 use crate::execute::faultin::archive_read_concern;
@@ -309,8 +309,12 @@ impl Work {
             if !documents.is_empty() {
                 moving.insert(collection.ns.db(), collection.ns.coll(), *uuid, &documents).await?;
             }
-            if !boundary::write_in(&mut moving, collection, stored, lower_to).await? {
-                return Err(self.not_ready("the boundary was raised meanwhile"));
+            let effect = lower_to.map_or(Effect::Copies, Effect::Lowers);
+            let context = &self.context;
+            if !boundary::write_in(context, &mut moving, collection, stored, effect).await? {
+                return Err(
+                    self.not_ready("the boundary was raised, or documents evicted, meanwhile")
+                );
             }
             Ok(documents.len())
         };

@@ -14,6 +14,7 @@ pub fn all() -> Vec<(&'static str, Case)> {
         ("what is malformed is refused in the server's words", malformed()),
         ("an upsert that was recorded answers its repetition", repeated_upsert()),
         ("an _id that no document can have is refused by the server", impossible_ids()),
+        ("a collation that takes two _ids for one does not change one twice", collation_of_many()),
     ];
     // It needs a moment that is not met every time.
     for _ in 0..4 {
@@ -170,6 +171,40 @@ fn impossible_ids() -> Case {
         steps.push(look());
     }
     case(old(0..5), steps)
+}
+
+/// The documents are changed one by one, each named by an `_id` that the collation takes for others'.
+fn collation_of_many() -> Case {
+    let texts = ["abc", "ABC", "a.c", "ä", "a", "A", "k\0", ""];
+    let mut documents = old(0..3);
+    for (n, id) in (10..).zip(texts) {
+        documents.push(doc! { "_id": id, "n": n, "x": 1, "at": date(-DAY), "v": 0 });
+        documents.push(doc! { "_id": { "z": id }, "n": n + 100, "x": 2, "at": date(-DAY), "v": 0 });
+    }
+    let bump = doc! { "$inc": { "v": 1 } };
+    let mut steps = Vec::new();
+    for strength in [1, 2] {
+        let collation = || doc! { "locale": "en", "strength": strength };
+        for id in ["ABC", "a", "k\0"] {
+            for filter in [
+                doc! { "_id": id },
+                doc! { "_id": { "z": id } },
+                doc! { "x": 1, "_id": { "$ne": id } },
+            ] {
+                let statement =
+                    doc! { "q": filter, "u": &bump, "multi": true, "collation": collation() };
+                steps.extend([Step::One(update(statement)), look()]);
+            }
+        }
+        let body = doc! {
+            "findAndModify": TIERED, "query": { "_id": "A" }, "sort": { "n": -1 }, "update": &bump,
+            "new": true, "collation": collation(),
+        };
+        steps.extend([Step::One(Call::new(body)), look()]);
+        let statement = doc! { "q": { "_id": "Abc" }, "limit": 0, "collation": collation() };
+        steps.extend([Step::One(delete(statement)), look()]);
+    }
+    case(documents, steps)
 }
 
 /// The key was seen on the fast tier, so the insert had to fail; but the evictor took it in between.

@@ -214,10 +214,11 @@ impl<'a> Runner<'a> {
                 Step::Transaction(transaction) => self.transaction(transaction).await,
                 Step::LetEvict => self.let_evict().await,
             };
-            outcome.map_err(|what| Failure {
-                step: number,
-                what: format!("{what}\n  after: {step}"),
-            })?;
+            if let Err(what) = outcome {
+                let stored = self.end().await.err().unwrap_or_else(|| "the same".into());
+                let what = format!("{what}\n  after: {step}\n  stored by now: {stored}");
+                return Err(Failure { step: number, what });
+            }
         }
         let end = self.case.steps.len();
         self.end().await.map_err(|what| Failure { step: end, what })

@@ -24,7 +24,7 @@ impl Dice {
                 let filters = vec![doc! { "hit.k": self.below(4) }];
                 // On a document without the array, which an upsert would make, it fails.
                 if upsert || many {
-                    doc! { "$inc": { "v": 1 } }
+                    self.operators(many, upsert)
                 } else {
                     return Update { update: update.into(), array_filters: Some(filters) };
                 }

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use halocline_testbed::Companion;
@@ -181,6 +181,21 @@ impl Daemon {
     /// SIGTERM; does not wait.
     pub fn terminate(&mut self) {
         self.process.as_mut().unwrap().terminate().unwrap();
+    }
+
+    /// Freezes the process (SIGSTOP), as a machine that stalls would.
+    pub fn pause(&self) {
+        self.signal("-STOP");
+    }
+
+    /// Lets a frozen process go on (SIGCONT).
+    pub fn resume(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let pid = self.process.as_ref().unwrap().pid().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
     /// Waits until everything acknowledged so far is on the archive: the daemon's own promise for a

@@ -36,6 +36,8 @@ pub struct Habits {
     pub impatient: i32,
     /// Age up to which documents are taken for covered, in seconds: well inside the window.
     pub recent: f64,
+    /// Documents a batch of a cursor has. A cursor that is still open is lost with its daemon.
+    pub batch: u32,
     /// Pause between two operations of one owner.
     pub pause: Duration,
 }
@@ -48,6 +50,7 @@ impl Habits {
         writes_over_many: true,
         impatient: 0,
         recent: 600.0,
+        batch: 30,
         pause: Duration::from_millis(2),
     };
 
@@ -319,7 +322,7 @@ impl Owner {
         let find = self.orders.find(query);
         let find = match sort {
             Some((sort, limit)) => find.sort(sort).limit(limit),
-            None => find,
+            None => find.batch_size(self.habits.batch),
         };
         let read = async {
             let mut cursor = find.session(&mut *session).await?;

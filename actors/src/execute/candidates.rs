@@ -7,6 +7,7 @@ use bson::raw::{RawArrayBuf, RawBsonRef, RawDocument, RawDocumentBuf};
 use bson::rawdoc;
 use bytes::{Bytes, BytesMut};
 use halocline_tiering::key::Key;
+use halocline_tiering::route::is_simple;
 use halocline_wire::patch::{Edit, edited};
 use halocline_wire::{MsgFlags, codes, encode_msg};
 
@@ -140,6 +141,7 @@ impl Engine {
             let narrowed = self.narrowed_in(request, statement, key, &mut session)?;
             loop {
                 let reply = self.send_write(request, &narrowed, Repeat::ByRecord).await?;
+                merged.note_write_concern(&reply);
                 if !matched_nothing(&reply) {
                     if !reply.view.ok || reply.view.has_write_errors {
                         return Ok(reply);
@@ -254,7 +256,7 @@ impl Engine {
         statement: &Statement<'_>,
         key: &Key,
     ) -> Result<Bytes, Refusal> {
-        let filter = with_id(statement.filter, key);
+        let filter = with_id(statement, key)?;
         let edits = [
             Edit::Set(statement.filter_field, RawBsonRef::Document(&filter)),
             Edit::Drop("upsert"),
@@ -272,7 +274,7 @@ impl Engine {
         key: &Key,
         session: &mut OwnSession,
     ) -> Result<Bytes, Refusal> {
-        let filter = with_id(statement.filter, key);
+        let filter = with_id(statement, key)?;
         let edits = [
             Edit::Set(statement.filter_field, RawBsonRef::Document(&filter)),
             Edit::Drop("upsert"),
@@ -361,15 +363,32 @@ impl OwnSession {
     }
 }
 
-/// The filter and the key together. The `_id` joins the filter's own fields where it can, so that
-/// positional operators mean the same as before.
-fn with_id(filter: &RawDocument, key: &Key) -> RawDocumentBuf {
+/// The statement's filter and the key together. The `_id` joins the filter's own fields where it can,
+/// so that positional operators mean the same as before.
+fn with_id(statement: &Statement<'_>, key: &Key) -> Result<RawDocumentBuf, Refusal> {
+    let only = only_this(key, statement.collation)?;
+    let filter = statement.filter;
     if matches!(filter.get("_id"), Ok(None)) {
         let mut joined = filter.to_owned();
-        for (name, value) in key.filter().iter().map_while(Result::ok) {
+        for (name, value) in only.iter().map_while(Result::ok) {
             joined.append(name, value);
         }
-        return joined;
+        return Ok(joined);
     }
-    rawdoc! { "$and": [key.filter(), filter.to_owned()] }
+    Ok(rawdoc! { "$and": [only, filter.to_owned()] })
+}
+
+/// A filter for one document by its `_id`, in a command with that collation.
+pub(crate) fn only_this(
+    key: &Key,
+    collation: Option<&RawDocument>,
+) -> Result<RawDocumentBuf, Refusal> {
+    if is_simple(collation) {
+        return Ok(key.filter());
+    }
+    key.filter_under_collation().ok_or_else(|| {
+        Refusal::unsupported(
+            "this write has a collation and matches a document whose _id holds text in an array or under an unusual name; Halocline cannot tell it from others there: write without a collation, or name the documents in another way",
+        )
+    })
 }

@@ -59,6 +59,10 @@ impl Engine {
         let mut reply = exchange_with(&self.context, cursor.tier, &cursor.server, &bytes)
             .await
             .map_err(|error| unreachable(cursor.tier, &error, request.command))?;
+        if cursor.hold.is_some() {
+            // Only a leader's evictor waits for this cursor (rules 30, 32).
+            self.still_leading(request).await?;
+        }
         let still_open = reply.view.cursor.as_ref().is_some_and(|c| c.id != 0);
         release.keep = if reply.view.ok {
             still_open

@@ -300,7 +300,8 @@ pub fn stepped_down(tier: Tier, command: &Command<'_>) -> Refusal {
     label(refusal, command)
 }
 
-fn label(refusal: Refusal, command: &Command<'_>) -> Refusal {
+/// The label that makes a driver run a command, or its whole transaction, once more.
+pub(crate) fn label(refusal: Refusal, command: &Command<'_>) -> Refusal {
     if command.in_transaction() && command.name() != "commitTransaction" {
         refusal.labelled(TRANSIENT_TRANSACTION)
     } else if command.txn_number().is_some() {

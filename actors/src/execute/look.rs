@@ -7,6 +7,7 @@ use halocline_tiering::key::Key;
 use halocline_tiering::time::ClusterTime;
 
 use crate::execute::Engine;
+use crate::execute::candidates::only_this;
 use crate::execute::faultin::query;
 use crate::execute::refusal::Refusal;
 use crate::shared::Collection;
@@ -38,7 +39,7 @@ impl Engine {
         let mut command = rawdoc! {
             "aggregate": collection.ns.coll(),
             "pipeline": [
-                { "$match": key.filter() },
+                { "$match": only_this(key, look.collation)? },
                 { "$facet": {
                     "there": [{ "$project": { "_id": 1 } }],
                     "holds": [{ "$match": look.filter.to_owned() }, { "$project": { "_id": 1 } }],

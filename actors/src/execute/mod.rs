@@ -33,6 +33,7 @@ use halocline_wire::{Command, MsgFlags, OpMsg, codes, encode_msg};
 use crate::context::ThreadContext;
 use crate::execute::commands::{Action, Entry};
 use crate::execute::deadline::Deadline;
+use crate::execute::forward::label;
 use crate::execute::refusal::Refusal;
 use crate::stats::Answered;
 
@@ -199,10 +200,12 @@ impl Engine {
         let shared = &self.context.shared;
         while !shared.is_leader() {
             if request.deadline.has_passed() || shared.draining.load(Ordering::Relaxed) {
-                return Err(Refusal::new(
+                let refusal = Refusal::new(
                     codes::SHUTDOWN_IN_PROGRESS,
                     "this Halocline daemon does not lead its tiers (any more); connect to the one that does",
-                ));
+                );
+                // Nothing has been done: a driver that knows the other daemon may repeat it there.
+                return Err(label(refusal, request.command));
             }
             tokio::time::sleep(LEADERSHIP_PAUSE).await;
         }

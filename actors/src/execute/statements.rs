@@ -2,18 +2,23 @@
 //! and the client reads one reply with its own indexes.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bson::raw::{RawArrayBuf, RawBsonRef, RawDocument, RawDocumentBuf};
 use bson::rawdoc;
 use bytes::{Bytes, BytesMut};
+use halocline_tiering::DatePoint;
 use halocline_tiering::key::Key;
+use halocline_tiering::route::{WriteTarget, route_write_filter};
 use halocline_tiering::upsert::{UpsertId, upsert_id};
 use halocline_wire::patch::{Edit, edited};
 use halocline_wire::{Command, MsgFlags, codes, encode_msg};
 use smallvec::SmallVec;
 
 use crate::execute::commands::Write;
+use crate::execute::faultin::settle;
 use crate::execute::forward::{Repeat, TierReply, repeat_of};
+use crate::execute::read::view_of;
 use crate::execute::refusal::Refusal;
 use crate::execute::{Answer, Engine, Request, document_reply};
 use crate::shared::Collection;
@@ -163,10 +168,11 @@ impl Engine {
         collection: &Arc<Collection>,
         statements: &[Statement<'_>],
     ) -> Result<Answer, Refusal> {
-        if let Some(answer) = self.all_at_once(request, collection, statements).await? {
+        let ordered = request.command.get("ordered").is_none_or(|o| o.as_bool() != Some(false));
+        let whole = self.all_at_once(request, collection, statements, ordered).await?;
+        if let Some(answer) = whole {
             return Ok(answer);
         }
-        let ordered = request.command.get("ordered").is_none_or(|o| o.as_bool() != Some(false));
         let mut merged = Merged::default();
         for (index, statement) in statements.iter().enumerate() {
             let bytes = self.one_statement(request, kind, index, statement.document)?;
@@ -196,30 +202,38 @@ impl Engine {
         })
     }
 
-    /// A batch by `_id` that is on record can be tried whole first: if every statement matched,
-    /// that is the answer; if not, each is sent again by itself, and those done answer from the
-    /// server's record.
+    /// A batch by `_id` that is on record can be sent whole. Where the order matters, every document
+    /// is brought to the fast tier first: a statement that is done late could fail when those after it
+    /// are done already. Otherwise the batch is tried: if every statement matched, that is the answer;
+    /// if not, each is sent again by itself, and those done answer from the server's record.
     async fn all_at_once(
         &self,
         request: &Request<'_>,
         collection: &Collection,
         statements: &[Statement<'_>],
+        ordered: bool,
     ) -> Result<Option<Answer>, Refusal> {
-        let hold = collection.boundary.hold();
-        let simple = statements
-            .iter()
-            .all(|s| !s.upsert && s.single && s.filter.get("_id").is_ok_and(|id| id.is_some()));
         let repeat = repeat_of(request.command, false);
-        if !simple || repeat != Repeat::ByRecord || statements.is_empty() {
+        if repeat != Repeat::ByRecord || statements.is_empty() {
             return Ok(None);
+        }
+        let hold = collection.boundary.hold();
+        let Some(keys) = keys_named(collection, hold.complete_from, statements)? else {
+            return Ok(None);
+        };
+        let proved = Instant::now();
+        if ordered {
+            settle(self.context(), collection, &keys, &request.deadline).await?;
+            if proved.elapsed() >= self.context().shared.proof_age() {
+                return Ok(None);
+            }
         }
         let bytes = self.bytes_for_fast(request)?;
         let reply = self.send_write(request, &bytes, repeat).await?;
         drop(hold);
         let all = i64::try_from(statements.len()).unwrap_or(i64::MAX);
-        let complete = reply.view.ok && !reply.view.has_write_errors && reply.view.n == Some(all);
-        let failed = !reply.view.ok;
-        if complete || failed {
+        let complete = reply.view.n == Some(all) && !reply.view.has_write_errors;
+        if !reply.view.ok || ordered || complete {
             return Ok(Some(self.written(request, reply, "write_batch")));
         }
         Ok(None)
@@ -250,6 +264,28 @@ impl Engine {
         encode_msg(id, 0, MsgFlags::NONE, &body, &[(name, &[statement])], &mut out);
         Ok(out.freeze())
     }
+}
+
+/// The keys of statements each of which means one document by its `_id` and inserts none; `None` if
+/// one of them is another kind.
+fn keys_named(
+    collection: &Collection,
+    boundary: Option<DatePoint>,
+    statements: &[Statement<'_>],
+) -> Result<Option<Vec<Key>>, Refusal> {
+    let definitions = collection.definitions.load();
+    let view = view_of(collection, &definitions, boundary);
+    let mut keys = Vec::with_capacity(statements.len());
+    for statement in statements {
+        let target = route_write_filter(statement.filter, statement.collation, &view);
+        match target {
+            WriteTarget::Id { id, .. } if statement.single && !statement.upsert => {
+                keys.push(Key::new(id).map_err(|e| Refusal::new(codes::BAD_VALUE, e.to_string()))?)
+            }
+            _ => return Ok(None),
+        }
+    }
+    Ok(Some(keys))
 }
 
 /// The id under which the server records a statement: given by the client, or its place.
@@ -303,10 +339,23 @@ impl Merged {
                 }
             }
         }
+        self.keep_write_concern_error(body);
+        self.envelope = envelope_of(body);
+    }
+
+    /// A write concern that was not met for one document was not met for the statement.
+    pub(crate) fn note_write_concern(&mut self, reply: &TierReply) {
+        if reply.view.has_write_concern_error
+            && let Some(body) = reply.body()
+        {
+            self.keep_write_concern_error(body);
+        }
+    }
+
+    fn keep_write_concern_error(&mut self, body: &RawDocument) {
         if let Ok(error) = body.get_document("writeConcernError") {
             self.write_concern_error = Some(error.to_owned());
         }
-        self.envelope = envelope_of(body);
     }
 
     /// Counts documents that a statement reached one by one.

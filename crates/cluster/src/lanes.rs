@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use bson::raw::{RawDocument, RawDocumentBuf, cstr};
-use bson::rawdoc;
+use bson::{Timestamp, rawdoc};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
@@ -218,8 +218,12 @@ impl LaneSet {
     }
 
     /// Writes once on every lane, which closes it to every earlier epoch. When this has returned
-    /// nothing of an earlier feeder can reach the archive any more.
-    pub async fn close_earlier_epochs(&self, archive: &Pool) -> Result<(), LaneError> {
+    /// nothing of an earlier feeder can reach the archive any more. Returns the archive's time
+    /// then: what it shows at that time is no older than anything an earlier feeder wrote.
+    pub async fn close_earlier_epochs(
+        &self,
+        archive: &Pool,
+    ) -> Result<Option<Timestamp>, LaneError> {
         let all: Vec<usize> = (0..self.lanes.len()).collect();
         self.touch(archive, &all).await
     }
@@ -227,10 +231,11 @@ impl LaneSet {
     /// Writes once on each of these lanes, so that the archive, which forgets a session after 30
     /// idle minutes, keeps refusing its older numbers.
     pub async fn refresh(&self, archive: &Pool, lanes: &[usize]) -> Result<(), LaneError> {
-        self.touch(archive, lanes).await
+        self.touch(archive, lanes).await.map(drop)
     }
 
-    async fn touch(&self, archive: &Pool, lanes: &[usize]) -> Result<(), LaneError> {
+    async fn touch(&self, archive: &Pool, lanes: &[usize]) -> Result<Option<Timestamp>, LaneError> {
+        let mut newest = None;
         let deadline = Instant::now() + CLOSE_LIMIT;
         let mut rest = lanes.iter().copied();
         let mut under_way = FuturesUnordered::new();
@@ -241,8 +246,8 @@ impl LaneSet {
                 under_way.push(self.touch_one(archive, lane, deadline));
             }
             match under_way.next().await {
-                Some(result) => result?,
-                None => return Ok(()),
+                Some(result) => newest = newest.max(result?),
+                None => return Ok(newest),
             }
         }
     }
@@ -252,7 +257,7 @@ impl LaneSet {
         archive: &Pool,
         lane: usize,
         deadline: Instant,
-    ) -> Result<(), LaneError> {
+    ) -> Result<Option<Timestamp>, LaneError> {
         loop {
             // The sequence makes every one of them change the document: a write that changes
             // nothing is not recorded, and would close nothing.
@@ -268,8 +273,12 @@ impl LaneSet {
                 }],
             };
             let written = self.write(lane, archive, DATABASE, update, &[]).await;
-            let error = match written.and_then(|reply| Ok(reply.require_acknowledged()?)) {
-                Ok(()) => return Ok(()),
+            let acknowledged = written.and_then(|reply| {
+                reply.require_acknowledged()?;
+                Ok(reply.operation_time())
+            });
+            let error = match acknowledged {
+                Ok(time) => return Ok(time),
                 Err(LaneError::Superseded) => return Err(LaneError::Superseded),
                 Err(LaneError::Failed(error)) => error,
             };

@@ -5,7 +5,10 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use bson::raw::{CStr, RawBsonRef, RawDocument, RawDocumentBuf, cstr};
+use bson::Regex;
+use bson::raw::{
+    CStr, CString, RawArrayBuf, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, cstr,
+};
 use bson::spec::ElementType;
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
@@ -101,6 +104,29 @@ impl Key {
         let mut filter = RawDocumentBuf::new();
         filter.append(cstr!("_id"), equality);
         filter
+    }
+
+    /// The same as [`filter`](Self::filter), for a command with a collation: that may take other texts
+    /// for equal, so texts are told apart by regular expressions, which follow no collation. `None`:
+    /// there is text where no path reaches a single value.
+    pub fn filter_under_collation(&self) -> Option<RawDocumentBuf> {
+        let mut texts = RawDocumentBuf::new();
+        match self.value() {
+            RawBsonRef::String(text) | RawBsonRef::Symbol(text) => {
+                texts.append(cstr!("_id"), exactly(text)?);
+                return Some(texts);
+            }
+            value => tell_texts_apart(value, "_id", MAX_DEPTH, &mut texts)?,
+        }
+        if texts.is_empty() {
+            return Some(self.filter());
+        }
+        let mut both = RawArrayBuf::new();
+        both.push(self.filter());
+        both.push(texts);
+        let mut filter = RawDocumentBuf::new();
+        filter.append(cstr!("$and"), both);
+        Some(filter)
     }
 
     /// Whether both came from the same bytes; equal keys may not have (1 and 1.0).
@@ -252,6 +278,68 @@ impl Stored {
 
 fn first_name(document: &RawDocument) -> Option<&str> {
     document.iter_elements().next()?.ok().map(|element| element.key().as_str())
+}
+
+/// Adds a condition for every text inside a value at `path`.
+fn tell_texts_apart(
+    value: RawBsonRef<'_>,
+    path: &str,
+    depth: usize,
+    conditions: &mut RawDocumentBuf,
+) -> Option<()> {
+    let depth = depth.checked_sub(1)?;
+    match value {
+        RawBsonRef::String(text) | RawBsonRef::Symbol(text) => {
+            conditions.append(CString::try_from(path.to_owned()).ok()?, exactly(text)?);
+        }
+        RawBsonRef::Document(document) => {
+            for field in document {
+                let (name, value) = field.ok()?;
+                let name = name.as_str();
+                if has_text(value, depth) && (name.is_empty() || name.contains(['.', '$'])) {
+                    return None;
+                }
+                tell_texts_apart(value, &format!("{path}.{name}"), depth, conditions)?;
+            }
+        }
+        value => (!has_text(value, depth)).then_some(())?,
+    }
+    Some(())
+}
+
+/// Matches this text and no other.
+fn exactly(text: &str) -> Option<RawBson> {
+    let mut pattern = String::from("^");
+    for c in text.chars() {
+        if c.is_ascii_alphanumeric() || !c.is_ascii() {
+            pattern.push(c);
+        } else {
+            pattern.push_str(&format!("\\x{:02x}", u32::from(c)));
+        }
+    }
+    pattern.push_str("\\z");
+    let pattern = CString::try_from(pattern).ok()?;
+    Some(RawBson::RegularExpression(Regex { pattern, options: cstr!("").to_owned() }))
+}
+
+/// Whether a value holds text anywhere, which a collation might compare otherwise.
+pub(crate) fn has_text(value: RawBsonRef<'_>, depth: usize) -> bool {
+    let Some(depth) = depth.checked_sub(1) else {
+        return true;
+    };
+    match value {
+        RawBsonRef::String(_) | RawBsonRef::Symbol(_) => true,
+        RawBsonRef::Document(document) => document
+            .into_iter()
+            .any(|field| field.map_or(true, |(_, value)| has_text(value, depth))),
+        RawBsonRef::Array(values) => {
+            values.into_iter().any(|value| value.map_or(true, |value| has_text(value, depth)))
+        }
+        RawBsonRef::JavaScriptCodeWithScope(code) => {
+            has_text(RawBsonRef::Document(code.scope), depth)
+        }
+        _ => false,
+    }
 }
 
 /// Writes a value in a form that is the same for all values MongoDB's unique index on `_id` holds
@@ -505,5 +593,25 @@ mod tests {
         let broken = RawDocument::from_bytes(b"\x08\0\0\0\x63a\0\0").unwrap();
         assert!(matches!(Key::new(RawBsonRef::Document(broken)), Err(KeyError::Malformed(_))));
         assert_eq!(Key::of(&rawdoc! { "a": 1 }), Err(KeyError::Missing));
+    }
+
+    /// A collation may take `abc` and `ABC` for one.
+    #[test]
+    fn a_filter_under_a_collation_names_texts_exactly() {
+        let filter = |id: RawBsonRef<'_>| Key::new(id).unwrap().filter_under_collation();
+        let text = filter(RawBsonRef::String("a.B\0é")).unwrap();
+        let RawBsonRef::RegularExpression(regex) = text.get("_id").unwrap().unwrap() else {
+            panic!("{text:?}")
+        };
+        assert_eq!(regex.pattern.as_str(), r"^a\x2eB\x00é\z");
+        assert_eq!(filter(RawBsonRef::Int32(5)).unwrap(), rawdoc! { "_id": 5 });
+        let inside = rawdoc! { "n": 1, "x": { "y": "a" } };
+        let both = filter(RawBsonRef::Document(&inside)).unwrap();
+        let conditions = both.get_array("$and").unwrap();
+        let second = conditions.get_document(1).unwrap();
+        assert!(second.get("_id.x.y").unwrap().is_some(), "{second:?}");
+        for unreachable in [rawdoc! { "x": ["a"] }, rawdoc! { "a.b": "x" }, rawdoc! { "": "x" }] {
+            assert_eq!(filter(RawBsonRef::Document(&unreachable)), None);
+        }
     }
 }

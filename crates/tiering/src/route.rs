@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::coverage::{covers, is_operators};
 use crate::date::{DateField, DatePoint};
-use crate::key::{Key, KeyError};
+use crate::key::{Key, KeyError, has_text};
 use crate::number::Number;
 use crate::pipeline::{Named, Pipeline, whole};
 
@@ -813,28 +813,8 @@ fn begins_with_dollar(document: &RawDocument) -> bool {
         .is_some_and(|first| !first.is_ok_and(|first| !first.key().as_str().starts_with('$')))
 }
 
-/// Whether a value holds a string anywhere, which a collation might compare otherwise.
-fn has_text(value: RawBsonRef<'_>, depth: usize) -> bool {
-    let Some(depth) = depth.checked_sub(1) else {
-        return true;
-    };
-    match value {
-        RawBsonRef::String(_) | RawBsonRef::Symbol(_) => true,
-        RawBsonRef::Document(document) => document
-            .into_iter()
-            .any(|field| field.map_or(true, |(_, value)| has_text(value, depth))),
-        RawBsonRef::Array(values) => {
-            values.into_iter().any(|value| value.map_or(true, |value| has_text(value, depth)))
-        }
-        RawBsonRef::JavaScriptCodeWithScope(code) => {
-            has_text(RawBsonRef::Document(code.scope), depth)
-        }
-        _ => false,
-    }
-}
-
 /// Whether strings compare byte by byte. Tiered collections have no collation of their own.
-fn is_simple(collation: Option<&RawDocument>) -> bool {
+pub fn is_simple(collation: Option<&RawDocument>) -> bool {
     collation.is_none_or(|collation| {
         collation.get("locale").is_ok_and(|locale| {
             locale.and_then(RawBsonRef::as_str).is_some_and(|locale| locale == "simple")

@@ -1,96 +1,97 @@
-//! scenarios
-use crate::rules::Rule;
-use crate::scenario::{Operation::*, Scenario, any, client};
+//! The scenarios: small ones in which every promise holds, and for every rule one in which a promise
+//! breaks without it. `large` is for a machine with time and memory.
 
+use crate::rules::Rule;
+use crate::scenario::Operation::{Delete, Insert, InsertFresh, Range, Read, Scan, Update, Upsert};
+use crate::scenario::{Scenario, any, client};
+use crate::state::Date;
+
+/// Documents 1 to 3 are old, the others new.
+const DATES: [Date; 8] = [0, 0, 0, 1, 1, 1, 1, 1];
+
+/// Together some seconds of a debug build.
 pub fn small() -> Vec<Scenario> {
-    let dates = [0, 0, 0, 1, 1, 1, 1, 1];
     vec![
         Scenario {
-            clients: vec![
-                any(2, &[Update(0, 2), Delete(0), Upsert(0, 3), Insert(0, 4)]),
-                any(2, &[Read(0), Scan(0)]),
-            ],
-            evictions: 1,
             keys: 1,
-            fast: [1, 0],
+            clients: vec![any(2, &[Update(0, 2), Delete(0), Upsert(0, 3)]), client(&[Read(0)])],
+            evictions: 1,
             crashes: 1,
+            old_reads: true,
+            ..Scenario::new("writes, eviction, crash")
+        },
+        Scenario {
+            keys: 1,
+            clients: vec![client(&[Update(0, 2), Delete(0)]), any(1, &[Read(0), Scan(0)])],
+            evictions: 1,
             timeouts: 1,
             old_reads: true,
-            ..Scenario::new("one key, old reads")
+            ..Scenario::new("unknown outcomes")
         },
         Scenario {
-            clients: vec![
-                any(2, &[Update(0, 2), Delete(0), Insert(0, 4)]),
-                any(1, &[Read(0), Update(0, 3)]).of_second(),
-            ],
-            evictions: 1,
-            keys: 1,
-            fast: [1, 0],
-            takeover: true,
-            ..Scenario::new("one key, takeover")
-        },
-        Scenario {
-            clients: vec![any(2, &[Update(0, 2), Delete(0)]), any(1, &[Update(0, 3)]).of_second()],
-            evictions: 1,
-            keys: 1,
-            fast: [1, 0],
-            takeover: true,
-            crashes: 1,
-            ..Scenario::new("one key, takeover, crash")
-        },
-        Scenario {
-            clients: vec![
-                any(2, &[Insert(0, 2), Upsert(0, 3), Delete(0)]),
-                any(2, &[Insert(0, 4), Upsert(0, 5)]),
-            ],
-            evictions: 2,
             keys: 1,
             fast: [0, 0],
             archive: [0, 0],
+            clients: vec![
+                any(2, &[Insert(0, 2), Upsert(0, 3), Delete(0)]),
+                any(1, &[Insert(0, 4), Upsert(0, 5)]),
+            ],
+            evictions: 1,
             ..Scenario::new("inserts")
         },
         Scenario {
+            keys: 1,
             clients: vec![
-                client(&[Update(0, 2)]),
-                client(&[Range, Range]),
-                client(&[Insert(1, 3)]),
+                any(1, &[Update(0, 2), Delete(0), Insert(0, 4), Upsert(0, 4)]),
+                any(1, &[Read(0), Update(0, 3), Upsert(0, 3)]).of_second(),
             ],
-            dates,
+            evictions: 1,
+            takeover: true,
+            ..Scenario::new("takeover")
+        },
+        Scenario {
+            fast: [1, 0],
+            archive: [1, 3],
+            clients: vec![client(&[Update(0, 2)]), client(&[Update(1, 2)]), client(&[Read(1)])],
+            evictions: 1,
+            crashes: 1,
+            ..Scenario::new("two keys, crash")
+        },
+        Scenario {
+            dates: DATES,
+            clients: vec![client(&[Update(0, 2)]), client(&[Range]), client(&[Insert(1, 3)])],
             evictions: 1,
             warms: 1,
             horizons: vec![1, 2],
             targets: vec![0, 1],
-            ..Scenario::new("ranges")
+            ..Scenario::new("covered ranges")
         },
         Scenario {
-            clients: vec![client(&[Update(0, 2)]), client(&[Range])],
-            dates,
+            dates: DATES,
             fast: [0, 1],
             archive: [3, 1],
             complete_from: 2,
-            evictions: 2,
+            clients: vec![client(&[Range])],
+            evictions: 1,
             warms: 2,
             horizons: vec![1, 2],
             targets: vec![0, 1],
-            ..Scenario::new("ranges, from nothing")
+            ..Scenario::new("warm-up from nothing")
         },
         Scenario {
-            clients: vec![client(&[Range]), client(&[Range, Range]).of_second()],
-            dates,
+            dates: DATES,
             fast: [1, 1],
             archive: [1, 1],
             complete_from: 0,
+            clients: vec![client(&[Range]), client(&[Range]).of_second()],
             evictions: 1,
-            warms: 1,
-            horizons: vec![1, 2],
-            targets: vec![0, 1],
             takeover: true,
-            ..Scenario::new("ranges, takeover")
+            ..Scenario::new("covered ranges, takeover")
         },
         Scenario {
-            clients: vec![any(1, &[Insert(0, 2), Update(1, 3)]), any(1, &[Read(0), Read(1)])],
             fast: [0, 1],
             archive: [0, 1],
+            clients: vec![any(1, &[Insert(0, 2), Update(1, 3)]), any(1, &[Read(0), Read(1)])],
             first_start: true,
             crashes: 1,
             ..Scenario::new("first start")
@@ -98,244 +99,337 @@ pub fn small() -> Vec<Scenario> {
     ]
 }
 
-pub fn without() -> Vec<(Rule, Scenario)> {
-    let base = || Scenario { keys: 1, ..Scenario::new("") };
-    let dated = || Scenario { keys: 2, dates: [0, 0, 0, 1, 1, 1, 1, 1], ..Scenario::new("") };
-    let all = vec![
-        (Rule::Dirty, Scenario { clients: vec![client(&[Update(0, 2), Update(0, 3)])], ..base() }),
+/// The bounds of a larger run.
+pub struct Bounds {
+    pub operations: usize,
+    pub evictions: u8,
+    pub warms: u8,
+    pub crashes: u8,
+    pub timeouts: u8,
+    pub takeover: bool,
+}
+
+/// Point operations of one key, then covered ranges of two, with these bounds.
+pub fn large(bounds: &Bounds) -> Vec<Scenario> {
+    let Bounds { operations, evictions, warms, crashes, timeouts, takeover } = *bounds;
+    let mut points = vec![
+        any(operations, &[Update(0, 2), Delete(0), Insert(0, 3), Upsert(0, 4)]),
+        any(operations, &[Read(0), Scan(0), Insert(0, 5)]),
+    ];
+    let mut ranges =
+        vec![client(&vec![Update(0, 2); operations]), client(&vec![Range; operations])];
+    if takeover {
+        points[1] = any(1, &[Read(0), Update(0, 5)]).of_second();
+        ranges[0] = client(&[Range]).of_second();
+    }
+    vec![
+        Scenario {
+            keys: 1,
+            clients: points,
+            evictions,
+            crashes,
+            timeouts,
+            takeover,
+            old_reads: !takeover,
+            ..Scenario::new("large: points")
+        },
+        Scenario {
+            dates: DATES,
+            fast: [1, 4],
+            archive: [1, 4],
+            complete_from: 0,
+            clients: ranges,
+            evictions,
+            warms,
+            horizons: vec![1, 2],
+            targets: vec![0, 1],
+            takeover,
+            ..Scenario::new("large: covered ranges")
+        },
+    ]
+}
+
+/// Rules, the promise that breaks without them, and where. Two rules in a row: each stands behind
+/// the other.
+pub fn without() -> Vec<(&'static [Rule], &'static str, Scenario)> {
+    let one = || Scenario { keys: 1, ..Scenario::new("") };
+    let rows: Vec<(&'static [Rule], &'static str, Scenario)> = vec![
         (
-            Rule::Ticket,
-            Scenario { clients: vec![client(&[Update(0, 2), Update(0, 3)])], crashes: 1, ..base() },
+            &[Rule::Dirty],
+            "the archive converges",
+            Scenario { clients: vec![client(&[Update(0, 2), Update(0, 3)])], ..one() },
         ),
         (
-            Rule::AbsenceWaits,
+            &[Rule::Ticket],
+            "the archive converges",
+            Scenario { clients: vec![client(&[Update(0, 2), Update(0, 3)])], crashes: 1, ..one() },
+        ),
+        (
+            &[Rule::AbsenceWaits],
+            "linearizable reads",
             Scenario {
                 clients: vec![client(&[Update(0, 2), Delete(0)]), client(&[Scan(0)])],
-                ..base()
+                ..one()
             },
         ),
         (
-            Rule::Evicted,
-            Scenario { clients: vec![client(&[Update(0, 2)])], crashes: 1, evictions: 1, ..base() },
+            &[Rule::Evicted],
+            "no lost write",
+            Scenario { clients: vec![client(&[Update(0, 2)])], crashes: 1, evictions: 1, ..one() },
         ),
         (
-            Rule::ReadsNotOlder,
+            &[Rule::ReadsNotOlder],
+            "the archive converges",
             Scenario {
                 clients: vec![client(&[Update(0, 2), Update(0, 3)])],
                 crashes: 1,
                 evictions: 1,
                 old_reads: true,
-                ..base()
+                ..one()
             },
         ),
         (
-            Rule::PositionBehindApplied,
-            Scenario { clients: vec![client(&[Update(0, 2)])], crashes: 1, ..base() },
+            &[Rule::PositionBehindApplied],
+            "the archive converges",
+            Scenario { clients: vec![client(&[Update(0, 2)])], crashes: 1, ..one() },
         ),
         (
-            Rule::FirstPosition,
-            Scenario { clients: vec![client(&[Update(0, 2)])], first_start: true, ..base() },
+            &[Rule::FirstPosition],
+            "the archive converges",
+            Scenario { clients: vec![client(&[Update(0, 2)])], first_start: true, ..one() },
         ),
         (
-            Rule::LaneNumbers,
-            Scenario { clients: vec![client(&[Update(0, 2), Update(0, 3)])], crashes: 1, ..base() },
+            &[Rule::LaneNumbers],
+            "the archive converges",
+            Scenario { clients: vec![client(&[Update(0, 2), Update(0, 3)])], crashes: 1, ..one() },
         ),
         (
-            Rule::HigherNumber,
-            Scenario {
-                clients: vec![client(&[Update(0, 2), Update(0, 3)])],
-                timeouts: 1,
-                ..base()
-            },
+            &[Rule::HigherNumber],
+            "the archive converges",
+            Scenario { clients: vec![client(&[Update(0, 2), Update(0, 3)])], timeouts: 1, ..one() },
         ),
         (
-            Rule::LanesClosedFirst,
+            &[Rule::LanesClosedFirst],
+            "the archive converges",
             Scenario {
                 clients: vec![client(&[Update(0, 2), Update(0, 3)])],
                 crashes: 1,
                 takeover: true,
-                ..base()
+                ..one()
             },
         ),
-        (Rule::MovesMarked, Scenario { clients: vec![client(&[Read(0)])], evictions: 1, ..base() }),
         (
-            Rule::AnswersTime,
+            &[Rule::MovesMarked],
+            "no lost write",
+            Scenario { clients: vec![client(&[Read(0)])], evictions: 1, ..one() },
+        ),
+        (
+            &[Rule::AnswersTime],
+            "linearizable reads",
             Scenario {
                 clients: vec![client(&[Update(0, 2), Delete(0)]), client(&[Read(0)])],
-                ..base()
+                ..one()
             },
         ),
         (
-            Rule::IngestedFirst,
-            Scenario { clients: vec![client(&[Delete(0)]), client(&[Read(0)])], ..base() },
+            &[Rule::IngestedFirst],
+            "linearizable reads",
+            Scenario { clients: vec![client(&[Delete(0)]), client(&[Read(0)])], ..one() },
         ),
         (
-            Rule::OneIncarnation,
+            &[Rule::OneIncarnation],
+            "linearizable reads",
             Scenario {
                 clients: vec![client(&[Delete(0)]), client(&[Read(0)])],
                 crashes: 1,
-                ..base()
+                ..one()
             },
         ),
         (
-            Rule::RangeBarrier,
-            Scenario { clients: vec![client(&[Update(0, 2), Scan(0)])], ..base() },
+            &[Rule::RangeBarrier],
+            "linearizable reads",
+            Scenario { clients: vec![client(&[Update(0, 2), Scan(0)])], ..one() },
         ),
         (
-            Rule::ReadBarrier,
-            Scenario { clients: vec![client(&[Delete(0)]), client(&[Read(0)])], ..base() },
+            &[Rule::ReadBarrier],
+            "linearizable reads",
+            Scenario { clients: vec![client(&[Delete(0)]), client(&[Read(0)])], ..one() },
         ),
         (
-            Rule::SnapshotFirst,
+            &[Rule::SnapshotFirst],
+            "no resurrection",
             Scenario {
-                clients: vec![client(&[Update(0, 2)]), client(&[Delete(0)])],
                 fast: [0, 0],
-                ..base()
-            },
-        ),
-        (
-            Rule::FaultInBarrier,
-            Scenario { clients: vec![client(&[Delete(0)]), client(&[Update(0, 2)])], ..base() },
-        ),
-        (
-            Rule::FaultInTransaction,
-            Scenario {
                 clients: vec![client(&[Update(0, 2)]), client(&[Delete(0)])],
-                fast: [0, 0],
-                ..base()
+                ..one()
             },
         ),
         (
-            Rule::ProofOfAbsence,
-            Scenario { clients: vec![client(&[Insert(0, 2)])], fast: [0, 0], ..base() },
+            &[Rule::FaultInBarrier],
+            "no resurrection",
+            Scenario { clients: vec![client(&[Delete(0)]), client(&[Update(0, 2)])], ..one() },
         ),
         (
-            Rule::ProofBarrier,
+            &[Rule::FaultInTransaction],
+            "no resurrection",
             Scenario {
-                clients: vec![client(&[Insert(0, 2)]), client(&[Insert(0, 3)])],
-                evictions: 1,
+                fast: [0, 0],
+                clients: vec![client(&[Update(0, 2)]), client(&[Delete(0)])],
+                ..one()
+            },
+        ),
+        (
+            &[Rule::ProofOfAbsence],
+            "no double insert",
+            Scenario { fast: [0, 0], clients: vec![client(&[Insert(0, 2)])], ..one() },
+        ),
+        (
+            &[Rule::Residency],
+            "no double insert",
+            Scenario {
                 fast: [0, 0],
                 archive: [0, 0],
-                ..base()
-            },
-        ),
-        (
-            Rule::Residency,
-            Scenario {
                 clients: vec![client(&[InsertFresh(0, 2), InsertFresh(0, 3)])],
                 evictions: 1,
-                fast: [0, 0],
-                archive: [0, 0],
-                ..base()
+                ..one()
             },
         ),
-        (Rule::Pin, Scenario { clients: vec![client(&[Upsert(0, 2)])], evictions: 1, ..base() }),
         (
-            Rule::LeaderCommands,
+            &[Rule::Pin],
+            "no double insert",
+            Scenario { clients: vec![client(&[Upsert(0, 2)])], evictions: 1, ..one() },
+        ),
+        (
+            &[Rule::Leaving],
+            "no double insert",
+            Scenario { clients: vec![client(&[Upsert(0, 2)])], evictions: 1, ..one() },
+        ),
+        (
+            &[Rule::EvictionBarrier],
+            "no lost write",
+            Scenario {
+                clients: vec![client(&[Update(0, 2), Update(0, 1)])],
+                evictions: 1,
+                ..one()
+            },
+        ),
+        (
+            &[Rule::EvictionTransaction],
+            "no lost write",
+            Scenario { clients: vec![client(&[Update(0, 2)])], evictions: 1, ..one() },
+        ),
+        (
+            &[Rule::WarmBarrier],
+            "no resurrection",
+            Scenario { clients: vec![client(&[Delete(0)])], warms: 1, ..one() },
+        ),
+        (
+            &[Rule::WarmTransaction],
+            "no resurrection",
+            Scenario {
+                fast: [0, 0],
+                clients: vec![client(&[Update(0, 2), Delete(0)])],
+                warms: 1,
+                ..one()
+            },
+        ),
+        (
+            &[Rule::NothingEvictedMeanwhile],
+            "complete covered ranges",
+            Scenario {
+                fast: [0, 0],
+                archive: [0, 0],
+                clients: vec![client(&[Insert(0, 2)]), client(&[Range])],
+                warms: 1,
+                evictions: 1,
+                ..one()
+            },
+        ),
+        (
+            &[Rule::MovesConflict],
+            "complete covered ranges",
+            Scenario { clients: vec![client(&[Range])], warms: 1, evictions: 1, ..one() },
+        ),
+        (
+            &[Rule::RaiseEpoch, Rule::NothingEvictedMeanwhile],
+            "complete covered ranges",
+            Scenario {
+                dates: [1, 0, 0, 0, 0, 0, 0, 0],
+                clients: vec![client(&[Range]).of_second()],
+                takeover: true,
+                horizons: vec![2],
+                warms: 1,
+                evictions: 1,
+                ..one()
+            },
+        ),
+        (
+            &[Rule::OrderedNews],
+            "complete covered ranges",
+            Scenario { clients: vec![client(&[Range])], warms: 1, evictions: 1, ..one() },
+        ),
+        (
+            &[Rule::RaiseFirst, Rule::OnlyUncovered],
+            "complete covered ranges",
+            Scenario { complete_from: 0, clients: vec![client(&[Range])], evictions: 1, ..one() },
+        ),
+        (
+            &[Rule::Holds],
+            "complete covered ranges",
+            Scenario {
+                dates: DATES,
+                keys: 2,
+                fast: [1, 2],
+                archive: [1, 2],
+                complete_from: 0,
+                clients: vec![client(&[Range])],
+                evictions: 1,
+                ..one()
+            },
+        ),
+        (
+            &[Rule::OnlyUncovered],
+            "complete covered ranges",
+            Scenario { clients: vec![client(&[Range])], warms: 1, evictions: 1, ..one() },
+        ),
+        (
+            &[Rule::LeaderAnswers],
+            "complete covered ranges",
+            Scenario {
+                dates: DATES,
+                keys: 2,
+                fast: [1, 2],
+                archive: [1, 2],
+                complete_from: 0,
+                clients: vec![client(&[Range])],
+                evictions: 1,
+                takeover: true,
+                ..one()
+            },
+        ),
+        (
+            &[Rule::LeaderCommands],
+            "no double insert",
             Scenario {
                 clients: vec![client(&[Upsert(0, 2)])],
                 evictions: 1,
                 takeover: true,
-                ..base()
+                ..one()
             },
         ),
         (
-            Rule::Leaving,
-            Scenario { clients: vec![client(&[Upsert(0, 2)])], evictions: 1, ..base() },
-        ),
-        (
-            Rule::EvictionBarrier,
+            &[Rule::LeaderMoves],
+            "complete covered ranges",
             Scenario {
-                clients: vec![client(&[Update(0, 2), Update(0, 1)])],
-                evictions: 1,
-                ..base()
-            },
-        ),
-        (
-            Rule::EvictionTransaction,
-            Scenario { clients: vec![client(&[Update(0, 2)])], evictions: 1, ..base() },
-        ),
-        (Rule::WarmBarrier, Scenario { clients: vec![client(&[Delete(0)])], warms: 1, ..base() }),
-        (
-            Rule::WarmTransaction,
-            Scenario {
-                clients: vec![client(&[Update(0, 2), Delete(0)])],
-                fast: [0, 0],
-                warms: 1,
-                ..base()
-            },
-        ),
-        (
-            Rule::NothingEvictedMeanwhile,
-            Scenario {
-                clients: vec![client(&[Insert(0, 2)]), client(&[Range])],
-                fast: [0, 0],
-                archive: [0, 0],
-                warms: 1,
-                evictions: 1,
-                ..base()
-            },
-        ),
-        (
-            Rule::MovesConflict,
-            Scenario { clients: vec![client(&[Range])], warms: 1, evictions: 1, ..base() },
-        ),
-        (
-            Rule::RaiseEpoch,
-            Scenario {
-                clients: vec![client(&[Range])],
-                dates: [1, 0, 0, 0, 0, 0, 0, 0],
-                horizons: vec![2],
-                warms: 1,
-                evictions: 1,
-                ..base()
-            },
-        ),
-        (
-            Rule::OrderedNews,
-            Scenario { clients: vec![client(&[Range])], warms: 1, evictions: 1, ..base() },
-        ),
-        (
-            Rule::RaiseFirst,
-            Scenario { clients: vec![client(&[Range])], complete_from: 0, evictions: 1, ..base() },
-        ),
-        (
-            Rule::Holds,
-            Scenario {
-                clients: vec![client(&[Range])],
                 complete_from: 0,
-                fast: [1, 2],
-                archive: [1, 2],
-                evictions: 1,
-                ..dated()
-            },
-        ),
-        (
-            Rule::OnlyUncovered,
-            Scenario { clients: vec![client(&[Range])], warms: 1, evictions: 1, ..base() },
-        ),
-        (
-            Rule::LeaderAnswers,
-            Scenario {
-                clients: vec![client(&[Range])],
-                complete_from: 0,
-                evictions: 1,
-                takeover: true,
-                fast: [1, 2],
-                archive: [1, 2],
-                ..dated()
-            },
-        ),
-        (
-            Rule::LeaderMoves,
-            Scenario {
                 clients: vec![client(&[Range]).of_second()],
-                complete_from: 0,
                 evictions: 1,
                 takeover: true,
-                ..base()
+                ..one()
             },
         ),
     ];
-    all.into_iter().map(|(rule, scenario)| (rule, scenario.without(&[rule]))).collect()
+    rows.into_iter()
+        .map(|(rules, promise, scenario)| (rules, promise, scenario.without(rules)))
+        .collect()
 }
